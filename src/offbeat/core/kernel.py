@@ -1,0 +1,330 @@
+"""Owns the arithmetic on flat buffers: applies coefficients, checks for NaN, measures norms.
+
+Rules kept here:
+- One expression, in float32, each operation rounded by itself: (keep*w + new*x_new) + base*x_tau. A coefficient of 0
+  skips its term, so alpha = 1 gives x_new and alpha = 0 gives w, bit for bit; the lerp form w + a*(x_new - w) would
+  not. Coefficients arrive as float64 and are rounded to float32 once, each for itself.
+- Work is cut into fixed chunks that fit a core's cache. Several queued updates are applied chunk by chunk in one
+  pass over memory, with the bits of one by one.
+- Norms are float64, summed within a fixed chunk over fixed lanes and then over the chunks in their order: the number
+  of threads does not change them.
+- Compiled code and blocked numpy give the same bits (no fast-math, no fused multiply-add). Compiled functions are
+  serial and run without the GIL on disjoint shards, one per thread: the paper's several updaters. No `prange`: its
+  threading layer aborts when two threads use it at once.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, NamedTuple, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from offbeat.core.layout import Model, Vector, aligned
+from offbeat.core.rules import Mix
+from offbeat.errors import InvalidValue, NotFinite
+
+try:
+    import numba
+except ImportError:  # the `fast` extra is not installed: blocked numpy does the same work, with the same bits
+    numba = None
+
+CHUNK = 32_768
+LANES = 256
+THREADS_MAX = 64
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Sums = npt.NDArray[np.float64]
+
+
+class Term(NamedTuple):
+    """One update to mix: its coefficients and its vectors."""
+
+    mix: Mix
+    x_new: Vector
+    x_tau: Vector | None = None
+
+
+class Measure(NamedTuple):
+    """What was seen of a vector: whether all of it is finite, its norm, and its distance from a reference."""
+
+    finite: bool
+    norm: float
+    distance: float
+
+
+class Updater:
+    """Applies updates to flat vectors with one or more threads; use it as a context manager or `close` it."""
+
+    def __init__(self, threads: int = 1, compiled: bool | None = None) -> None:
+        """`compiled`: None takes numba where it is installed, False is numpy, True insists on numba."""
+        if not 1 <= threads <= THREADS_MAX:
+            raise InvalidValue(f"threads is {threads} but must lie in 1..{THREADS_MAX}; one per core is enough")
+        if compiled and numba is None:
+            raise InvalidValue("compiled=True needs numba; run: pip install 'offbeat[fast]'")
+        self.threads = threads
+        self.compiled = numba is not None if compiled is None else compiled
+        self._pool = ThreadPoolExecutor(threads - 1, "updater") if threads > 1 else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool:
+            self._pool.shutdown()
+
+    def mix(self, out: Vector, w: Vector, terms: Sequence[Term], *, measure: bool = False) -> list[Measure]:
+        """Write w, with every term mixed in one after the other, to `out` (which may be w itself).
+
+        With `measure`, each answer tells of the w after that term: finite? its norm, how far it moved.
+        """
+        _refuse_unfit(out, w, terms)
+        if not terms:
+            out[:] = w
+            return []
+        sums = np.zeros((len(terms), 2, _chunks(w.size)) if measure else (0, 0, 0))
+        if self.compiled:
+            addresses = np.array([[_address(t.x_new), _address(t.x_tau)] for t in terms], np.uintp)
+            coefficients = np.array([t.mix[:3] for t in terms], np.float32)
+            self._shards(w.size, lambda lo, hi: _mix_compiled(out, w, addresses, coefficients, sums, lo, hi))
+        else:
+            self._shards(w.size, lambda lo, hi: _mix_numpy(out, w, terms, sums, lo, hi))
+        return [_measured(*term) for term in sums]
+
+    def measure(self, x: Vector, reference: Vector | None = None) -> Measure:
+        """Is x finite, what is its norm, and how far is it from the reference (from 0 without one)?"""
+        origin = x if reference is None else reference
+        _refuse_unfit(x, origin, [])
+        sums = np.zeros((2, _chunks(x.size)))
+        work = _measure_compiled if self.compiled else _measure_numpy
+        self._shards(x.size, lambda lo, hi: work(x, origin, sums, lo, hi))
+        measured = _measured(*sums)
+        return measured if reference is not None else measured._replace(distance=measured.norm)
+
+    def admit(self, update: Model, x_tau: Vector | None = None) -> Measure:
+        """Measure an arrived update; one that holds NaN or infinity is refused by the name of the array."""
+        measured = self.measure(update.vector, x_tau)
+        if not measured.finite:
+            bad = next((name for name, array in update.items() if not np.isfinite(array).all()), "x_tau")
+            raise NotFinite(f"{bad!r} holds NaN or infinity: the update is refused and the model is unchanged")
+        return measured
+
+    def _shards(self, size: int, work: Callable[[int, int], None]) -> None:
+        """Run `work(lo, hi)` on disjoint shards made of whole chunks, one per thread."""
+        chunks = _chunks(size)
+        edges = [min(size, CHUNK * (chunks * i // self.threads)) for i in range(self.threads)] + [size]
+        shards = [(lo, hi) for lo, hi in pairwise(edges) if lo < hi]
+        waiting = [self._pool.submit(work, lo, hi) for lo, hi in shards[1:]] if self._pool else []
+        work(*shards[0])
+        for shard in waiting:
+            shard.result()
+
+
+def mixed(updater: Updater, w: Model, mix: Mix, x_new: Model, x_tau: Model | None = None) -> Model:
+    """A new model: w with one update mixed in; what is carried follows the update."""
+    out = Model(w.layout, aligned(w.layout.size), x_new.carried)
+    updater.mix(out.vector, w.vector, [Term(mix, x_new.vector, x_tau.vector if x_tau is not None else None)])
+    return out
+
+
+def _refuse_unfit(out: Vector, w: Vector, terms: Sequence[Term]) -> None:
+    if out.size == 0:
+        raise InvalidValue("the vector is empty: there is nothing to mix")
+    bases = [t.x_tau for t in terms if t.x_tau is not None]
+    for array in (out, w, *(t.x_new for t in terms), *bases):
+        if array.shape != out.shape or array.dtype != np.float32 or not array.flags.c_contiguous:
+            raise InvalidValue(
+                f"a vector is {array.dtype}{list(array.shape)}; here all are contiguous float32{list(out.shape)}"
+            )
+    if any(t.mix.base and t.x_tau is None for t in terms):
+        raise InvalidValue("a term has a coefficient for x_tau but no x_tau was given")
+    if any(np.may_share_memory(out, array) for array in (*(t.x_new for t in terms), *bases)):
+        raise InvalidValue("out overlaps an update; mix into w itself or into a buffer of its own")
+
+
+def _chunks(size: int) -> int:
+    return -(-size // CHUNK)
+
+
+def _address(vector: Vector | None) -> int:
+    return int(vector.__array_interface__["data"][0]) if vector is not None else 0
+
+
+def _measured(squares: Sums, distances: Sums) -> Measure:
+    square = distance = 0.0
+    for chunk in range(len(squares)):
+        square += float(squares[chunk])
+        distance += float(distances[chunk])
+    return Measure(math.isfinite(square) and math.isfinite(distance), math.sqrt(square), math.sqrt(distance))
+
+
+# --- blocked numpy ---------------------------------------------------------------------------------------------------
+
+
+def _mix_numpy(out: Vector, w: Vector, terms: Sequence[Term], sums: Sums, start: int, stop: int) -> None:
+    product = np.empty(CHUNK, np.float32)
+    for lo in range(start, stop, CHUNK):
+        hi = min(lo + CHUNK, stop)
+        before = w[lo:hi]
+        for j, term in enumerate(terms):
+            if len(sums):
+                before = before.copy()
+            _combine_numpy(out[lo:hi], before, term, product[: hi - lo], lo, hi)
+            if len(sums):
+                _sum_chunk_numpy(out[lo:hi], before, sums[j], lo // CHUNK)
+            before = out[lo:hi]
+
+
+def _combine_numpy(out: Vector, before: Vector, term: Term, product: Vector, lo: int, hi: int) -> None:
+    keep, new, base = np.array(term.mix[:3], np.float32)
+    if keep:
+        np.multiply(before, keep, out=out)
+    else:
+        out[:] = 0
+    for factor, vector in ((new, term.x_new), (base, term.x_tau)):
+        if factor and vector is not None:
+            np.multiply(vector[lo:hi], factor, out=product)
+            np.add(out, product, out=out)
+
+
+def _measure_numpy(x: Vector, reference: Vector, sums: Sums, start: int, stop: int) -> None:
+    for lo in range(start, stop, CHUNK):
+        hi = min(lo + CHUNK, stop)
+        _sum_chunk_numpy(x[lo:hi], reference[lo:hi], sums, lo // CHUNK)
+
+
+def _sum_chunk_numpy(x: Vector, reference: Vector, sums: Sums, chunk: int) -> None:
+    wide = x.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        apart = wide - reference
+    sums[0, chunk] = _sum_squares_numpy(wide)
+    sums[1, chunk] = _sum_squares_numpy(apart)
+
+
+def _sum_squares_numpy(values: npt.NDArray[np.float64]) -> float:
+    squares = values * values
+    whole = len(squares) - len(squares) % LANES
+    lanes = np.zeros(LANES)
+    for row in squares[:whole].reshape(-1, LANES):
+        lanes += row
+    lanes[: len(squares) - whole] += squares[whole:]
+    return float(np.add.accumulate(lanes)[-1])
+
+
+# --- compiled --------------------------------------------------------------------------------------------------------
+
+
+def _compiled(function: Function) -> Function:
+    """The function compiled by numba, without the GIL; as it is where numba is missing, and then never called."""
+    if numba is None:
+        return function
+    compiled: Function = numba.njit(nogil=True, cache=True)(function)
+    return compiled
+
+
+def _pointer_from_address() -> Any:
+    """A compiled function that turns an address into a pointer; numba has none ready-made."""
+    if numba is None:
+        return None
+
+    def _pointer(_: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return numba.types.CPointer(numba.types.float32)(address), codegen
+
+    return numba.extending.intrinsic(_pointer)
+
+
+_pointer = _pointer_from_address()
+
+
+@_compiled
+def _vector_at(address: int, size: int) -> Vector:
+    """The float32 vector at an address: how any number of updates is passed to one compiled function."""
+    array: Vector = numba.carray(_pointer(address), (size,))
+    return array
+
+
+@_compiled
+def _mix_compiled(
+    out: Vector,
+    w: Vector,
+    addresses: npt.NDArray[np.uintp],
+    coefficients: Vector,
+    sums: Sums,
+    start: int,
+    stop: int,
+) -> None:
+    before = np.empty(CHUNK if len(sums) else 0, np.float32)
+    lanes = np.empty(LANES)
+    for lo in range(start, stop, CHUNK):
+        hi = min(lo + CHUNK, stop)
+        here = out[lo:hi]
+        for j in range(len(addresses)):
+            source = w[lo:hi] if j == 0 else here
+            if len(sums):
+                before[: hi - lo] = source
+            x_new = _vector_at(addresses[j, 0], w.size)[lo:hi]
+            x_tau = _vector_at(addresses[j, 1], w.size)[lo:hi] if coefficients[j, 2] != 0 else x_new
+            _combine(here, source, x_new, x_tau, coefficients[j, 0], coefficients[j, 1], coefficients[j, 2])
+            if len(sums):
+                _sum_chunk(here, before, lanes, sums[j], lo // CHUNK)
+
+
+@_compiled
+def _combine(
+    out: Vector, source: Vector, x_new: Vector, x_tau: Vector, keep: np.float32, new: np.float32, base: np.float32
+) -> None:
+    if keep != 0 and new != 0:
+        for i in range(len(out)):
+            out[i] = keep * source[i] + new * x_new[i]
+    elif keep != 0:
+        for i in range(len(out)):
+            out[i] = keep * source[i]
+    elif new != 0:
+        for i in range(len(out)):
+            out[i] = new * x_new[i]
+    else:
+        out[:] = 0
+    if base != 0:
+        for i in range(len(out)):
+            out[i] = out[i] + base * x_tau[i]
+
+
+@_compiled
+def _measure_compiled(x: Vector, reference: Vector, sums: Sums, start: int, stop: int) -> None:
+    lanes = np.empty(LANES)
+    for lo in range(start, stop, CHUNK):
+        hi = min(lo + CHUNK, stop)
+        _sum_chunk(x[lo:hi], reference[lo:hi], lanes, sums, lo // CHUNK)
+
+
+@_compiled
+def _sum_chunk(x: Vector, reference: Vector, lanes: Sums, sums: Sums, chunk: int) -> None:
+    lanes[:] = 0.0
+    for lo in range(0, len(x), LANES):
+        for i in range(min(LANES, len(x) - lo)):
+            value = np.float64(x[lo + i])
+            lanes[i] += value * value
+    sums[0, chunk] = _total(lanes)
+    lanes[:] = 0.0
+    for lo in range(0, len(x), LANES):
+        for i in range(min(LANES, len(x) - lo)):
+            apart = np.float64(x[lo + i]) - np.float64(reference[lo + i])
+            lanes[i] += apart * apart
+    sums[1, chunk] = _total(lanes)
+
+
+@_compiled
+def _total(lanes: Sums) -> float:
+    total = 0.0
+    for lane in lanes:
+        total += lane
+    return total

@@ -1,0 +1,33 @@
+"""The one error tree.
+
+OffbeatError                    everything that this package raises on purpose
+├── InvalidValue                an argument or setting is out of range (also a ValueError)
+│   ├── LayoutMismatch          an update's names, shapes or dtypes are not the model's
+│   └── NotFinite               an update holds NaN or infinity
+└── MissingExtra                an optional dependency is not installed (also an ImportError)
+
+Rule: a message says what was given, what is allowed, and what to do next.
+"""
+
+
+class OffbeatError(Exception):
+    """Root of every error that Offbeat raises on purpose."""
+
+
+class InvalidValue(OffbeatError, ValueError):
+    """An argument or setting is out of range."""
+
+
+class LayoutMismatch(InvalidValue):
+    """The names, shapes or dtypes of an update are not those of the model."""
+
+
+class NotFinite(InvalidValue):
+    """An update holds NaN or infinity."""
+
+
+class MissingExtra(OffbeatError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed; run: pip install 'offbeat[{extra}]'")

@@ -1,0 +1,98 @@
+"""Owns a torch module whose parameters, gradients and float buffers are views into flat tensors.
+
+Rules kept here:
+- Loading x_tau is one copy, and so is handing x_new back; the module never notices.
+- What does not travel (frozen parameters, and BatchNorm's statistics unless they mix) stays in the module.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from offbeat.core.layout import Array, Layout, Model
+from offbeat.errors import InvalidValue
+
+
+class FlatModule:
+    """A module laid out flat: `values` holds parameters then float buffers, `gradients` the parameters' gradients."""
+
+    def __init__(self, module: nn.Module, *, mix_statistics: bool, accelerator: torch.device) -> None:
+        self.module = module
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        buffers = _travelling_buffers(module, mix_statistics)
+        tensors = parameters | buffers
+        _refuse_other_floats(tensors)
+        frozen = {name for name, parameter in parameters.items() if not parameter.requires_grad}
+        self.layout = Layout.of(
+            {name: tensor.detach().numpy() for name, tensor in tensors.items()},
+            buffers=buffers.keys(),
+            frozen=frozen,
+        )
+        self.values = torch.empty(self.layout.size, device=accelerator)
+        self.parameters = self.values[: self.layout.parameter_size]
+        self.gradients = torch.zeros(self.layout.parameter_size, device=accelerator)
+        module.to(accelerator)
+        with torch.no_grad():
+            for name, slot in self.layout.places.items():
+                place = slice(slot.offset, slot.offset + slot.size)
+                view = self.values[place].view(slot.shape)
+                view.copy_(tensors[name])
+                if name in parameters:
+                    parameters[name].data = view
+                    parameters[name].grad = self.gradients[place].view(slot.shape)
+                else:
+                    owner, _, leaf = name.rpartition(".")
+                    setattr(module.get_submodule(owner), leaf, view)
+        moved = dict(module.named_buffers())
+        self.carried = {carried.name: moved[carried.name] for carried in self.layout.carried}
+
+    def load(self, model: Model) -> None:
+        """Take the values of a model: one copy."""
+        with torch.no_grad():
+            _copy(model.vector, self.values)
+            for name, buffer in self.carried.items():
+                _copy(model.carried[name], buffer)
+
+    def store(self, model: Model) -> None:
+        """Write the values into a model: one copy."""
+        torch.from_numpy(model.vector).copy_(self.values)
+        for name, buffer in self.carried.items():
+            torch.from_numpy(model.carried[name]).copy_(buffer)
+
+    def batch_norms(self) -> Iterable[_BatchNorm]:
+        """The layers that keep statistics."""
+        return (m for m in self.module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats)
+
+
+def _copy(array: Array, tensor: Tensor) -> None:
+    """From numpy to torch; published models are read-only, which torch.from_numpy does not take."""
+    if tensor.device.type == "cpu":
+        np.copyto(tensor.numpy(), array)
+    else:
+        tensor.copy_(torch.tensor(array))
+
+
+def _travelling_buffers(module: nn.Module, mix_statistics: bool) -> dict[str, Tensor]:
+    saved = module.state_dict().keys()  # buffers that are not persistent are constants of the code: they stay
+    statistics = {
+        f"{prefix}.{leaf}" if prefix else leaf
+        for prefix, layer in module.named_modules()
+        if isinstance(layer, _BatchNorm)
+        for leaf, _ in layer.named_buffers(recurse=False)
+    }
+    return {
+        name: buffer
+        for name, buffer in module.named_buffers(remove_duplicate=False)
+        if name in saved and (mix_statistics or name not in statistics)
+    }
+
+
+def _refuse_other_floats(tensors: dict[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype != torch.float32:
+            raise InvalidValue(
+                f"{name!r} is {tensor.dtype}: parameters and float buffers must be float32; try model.float()"
+            )

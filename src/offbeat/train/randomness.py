@@ -1,0 +1,38 @@
+"""Owns the keyed randomness and the single thread of one training.
+
+numpy's and torch's global generators are seeded for the training, dropout and user code included, and put back after
+it; so are the threads of torch. Nothing that a training draws depends on what ran before it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from offbeat.task import Work
+
+
+@contextmanager
+def keyed(work: Work) -> Iterator[np.random.Generator]:
+    """The random stream of one training, with the global generators seeded from it."""
+    rng = work.rng()
+    before = np.random.get_state()  # noqa: NPY002 (it belongs to the user's code)
+    with torch.random.fork_rng(), one_thread():
+        torch.manual_seed(int(rng.integers(2**63)))
+        np.random.seed(rng.integers(2**32, size=4, dtype=np.uint32))  # noqa: NPY002 (see above)
+        try:
+            yield rng
+        finally:
+            np.random.set_state(before)  # noqa: NPY002
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread: the result does not depend on the cores, and trainings do not fight over them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,92 @@
+"""Owns the local solver: SGD on g(x; z) = f(x; z) + rho/2 * ||x - x_tau||^2, as in the paper's Algorithm 1.
+
+One iteration, with the gradient taken at x:  x <- x - gamma * (grad f(x; z) + rho * (x - x_tau)).
+It is done in the authors' order, first the proximal pull and then the gradient step, which is the same step (the
+gradient was taken before) but leaves x exactly alone while x = x_tau.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from math import isfinite
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offbeat.errors import InvalidValue
+from offbeat.train.flat import FlatModule
+
+Batch = tuple[Tensor, Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Solver:
+    """The settings of the local problem."""
+
+    gamma: float = 0.1
+    rho: float = 0.005
+    weight_decay: float = 0.0
+    clip: float | None = None
+    """Largest norm of the gradient of f; a longer one is scaled down to it."""
+    batch_size: int = 50
+    local_passes: int | None = None
+    """Passes over the device's data, shuffled, the last batch of a pass short where it must be."""
+    local_iterations: int | None = None
+    """H iterations, each on min(batch_size, n_i) samples drawn afresh: the paper."""
+
+    def __post_init__(self) -> None:
+        _require("gamma", self.gamma, right=self.gamma > 0, allowed="> 0")
+        _require("rho", self.rho, right=self.rho >= 0, allowed=">= 0; 0 switches the proximal term off")
+        _require("weight_decay", self.weight_decay, right=self.weight_decay >= 0, allowed=">= 0")
+        if self.clip is not None:
+            _require("clip", self.clip, right=self.clip > 0, allowed="> 0, or None for no clipping")
+        for name in ("batch_size", "local_passes", "local_iterations"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise InvalidValue(f"{name} is {value!r} but must be a whole number >= 1")
+        if self.local_passes is not None and self.local_iterations is not None:
+            raise InvalidValue("give local_passes or local_iterations, not both: each says how much one task trains")
+
+    def batches(self, samples: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+        """The indices of the samples of every iteration, in turn."""
+        size = min(self.batch_size, samples)
+        if self.local_iterations is not None:
+            for _ in range(self.local_iterations):
+                yield rng.choice(samples, size, replace=False)
+            return
+        for _ in range(self.local_passes or 1):
+            order = rng.permutation(samples)
+            for lo in range(0, samples, size):
+                yield order[lo : lo + size]
+
+    def step(self, parameters: Tensor, gradients: Tensor, x_tau: Tensor) -> None:
+        """One iteration on flat tensors, in place; `gradients` holds grad f at `parameters`."""
+        if self.clip is not None:
+            norm = float(torch.linalg.vector_norm(gradients))
+            if norm > self.clip:
+                gradients.mul_(self.clip / norm)
+        if self.weight_decay:
+            gradients.add_(parameters, alpha=self.weight_decay)
+        if self.rho:
+            parameters.lerp_(x_tau, self.gamma * self.rho)
+        parameters.add_(gradients, alpha=-self.gamma)
+
+    def solve(self, flat: FlatModule, loss: Loss, batches: Iterable[Batch], x_tau: Tensor) -> tuple[int, float]:
+        """Train the module from where it stands; returns the iterations done and the mean loss seen."""
+        flat.module.train()
+        iterations, total = 0, torch.zeros((), device=flat.values.device)
+        for inputs, targets in batches:
+            flat.gradients.zero_()
+            value = loss(flat.module(inputs), targets)
+            value.backward()  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                self.step(flat.parameters, flat.gradients, x_tau)
+                total += value
+            iterations += 1
+        return iterations, float(total) / max(iterations, 1)
+
+
+def _require(name: str, value: float, *, right: bool, allowed: str) -> None:
+    if not (right and isfinite(value)):
+        raise InvalidValue(f"{name} is {value!r} but must be a finite number {allowed}")

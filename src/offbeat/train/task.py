@@ -1,0 +1,206 @@
+"""Owns the PyTorch task: a model, a loss and data become `initial`, `train` and `evaluate`.
+
+Rules kept here:
+- Everything a user writes is an argument of `Task`; there is nothing to subclass.
+- Data are asked for by device, when they are needed, and never leave the process.
+- BatchNorm: `mix` lets the running statistics travel and mix like any float (the counter follows the newest);
+  `keep_local` leaves them on the device, and the global model is evaluated on each test batch's own statistics;
+  `recompute` leaves them on the device too, and works out the global model's from `calibration` before evaluating.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from offbeat.core.layout import Model
+from offbeat.errors import InvalidValue
+from offbeat.task import Trained, Work
+from offbeat.train.flat import FlatModule
+from offbeat.train.randomness import keyed, one_thread
+from offbeat.train.solver import Batch, Loss, Solver
+
+BatchNormPolicy = Literal["mix", "keep_local", "recompute"]
+Metric = Callable[[Tensor, Tensor], Tensor]
+Data = Callable[[int], tuple[Any, Any]] | Sequence[tuple[Any, Any]]
+
+EVALUATION_BATCH = 1000
+DEVICES_CACHED = 1024
+
+
+class Task:
+    """A federated PyTorch task: all that a user writes.
+
+    model: a module, or a function that makes one. loss(output, target): the mean over the batch.
+    data: (inputs, targets) of every device, as a list or as a function of the device's number.
+    test: (inputs, targets) for evaluation; None where the server has none.
+    metrics: name -> function(output, target), per sample or a mean; by default accuracy where targets are classes.
+    calibration: inputs for `recompute`; by default those of the test data.
+    accelerator: cpu, cuda, mps, or auto.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        loss: Loss,
+        data: Data,
+        test: tuple[Any, Any] | None = None,
+        *,
+        gamma: float = 0.1,
+        rho: float = 0.005,
+        weight_decay: float = 0.0,
+        clip: float | None = None,
+        batch_size: int = 50,
+        local_passes: int | None = None,
+        local_iterations: int | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        batch_norm: BatchNormPolicy = "mix",
+        calibration: Any = None,
+        accelerator: str = "auto",
+    ) -> None:
+        if batch_norm not in get_args(BatchNormPolicy):
+            raise InvalidValue(f"batch_norm is {batch_norm!r}; use one of {', '.join(get_args(BatchNormPolicy))}")
+        self.model, self.loss, self.data = model, loss, data
+        self.solver = Solver(gamma, rho, weight_decay, clip, batch_size, local_passes, local_iterations)
+        self.batch_norm = batch_norm
+        self.accelerator = _accelerator(accelerator)
+        self.test = None if test is None else self._tensors("test", test)
+        self.metrics = _default_metrics(self.test) if metrics is None else dict(metrics)
+        self.calibration = None if calibration is None else _tensor(calibration).to(self.accelerator)
+        self.device_data = lru_cache(DEVICES_CACHED)(self._device_data)
+        self._flat: tuple[int, FlatModule] | None = None
+
+    def initial(self, seed: int) -> Model:
+        """x_0, drawn from the seed of the run."""
+        flat = self._flat_module(seed, anew=True)
+        carried = {name: buffer.cpu().numpy() for name, buffer in flat.carried.items()}
+        return Model(flat.layout, flat.values.cpu().numpy(), carried).copy()
+
+    def train(self, model: Model, work: Work) -> Trained:
+        """Solve the device's proximal problem from x_tau; leaves x_new in the model."""
+        flat = self._flat_module(work.seed)
+        flat.load(model)
+        inputs, targets = self.device_data(work.device)
+        solver = self._leased(work)
+        x_tau = flat.parameters.clone()
+        with keyed(work) as rng:
+            indices = (torch.from_numpy(batch) for batch in solver.batches(len(inputs), rng))
+            batches = ((inputs[batch], targets[batch]) for batch in indices)
+            iterations, loss = solver.solve(flat, self.loss, batches, x_tau)
+        flat.store(model)
+        return Trained(len(inputs), iterations, {"loss": loss})
+
+    def evaluate(self, model: Model) -> dict[str, float]:
+        """Loss and metrics on the test data; empty without test data."""
+        if self.test is None:
+            return {}
+        flat = self._flat_module(None)
+        flat.load(model)
+        flat.module.eval()
+        with one_thread(), torch.no_grad(), self._statistics(flat, self.test[0]):
+            return self._measure(flat.module, self.test)
+
+    def _measure(self, module: nn.Module, test: Batch) -> dict[str, float]:
+        measures: dict[str, Metric] = {"loss": self.loss, **self.metrics}
+        totals = dict.fromkeys(measures, 0.0)
+        inputs, targets = test
+        for lo in range(0, len(inputs), EVALUATION_BATCH):
+            part, answers = inputs[lo : lo + EVALUATION_BATCH], targets[lo : lo + EVALUATION_BATCH]
+            outputs = module(part)
+            for name, measure in measures.items():
+                totals[name] += float(measure(outputs, answers).double().mean()) * len(part)
+        return {name: total / len(inputs) for name, total in totals.items()}
+
+    def _flat_module(self, seed: int | None, *, anew: bool = False) -> FlatModule:
+        """The module, made from the seed of the run: what is frozen in it must be the same on every worker."""
+        if self._flat is None or anew or (seed is not None and seed != self._flat[0]):
+            with torch.random.fork_rng():
+                torch.manual_seed(seed or 0)
+                module = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model()
+            if not isinstance(module, nn.Module):
+                raise InvalidValue(f"model must be a torch.nn.Module or a function that makes one, not {module!r}")
+            flat = FlatModule(module, mix_statistics=self.batch_norm == "mix", accelerator=self.accelerator)
+            self._flat = (seed or 0, flat)
+        return self._flat[1]
+
+    def _leased(self, work: Work) -> Solver:
+        solver = self.solver
+        if work.gamma is not None:
+            solver = replace(solver, gamma=work.gamma)
+        if work.local_iterations is not None:
+            solver = replace(solver, local_passes=None, local_iterations=work.local_iterations)
+        return solver
+
+    def _device_data(self, device: int) -> Batch:
+        if callable(self.data):
+            return self._tensors(f"device {device}", self.data(device))
+        if device >= len(self.data):
+            raise InvalidValue(f"device {device} has no data: the task holds data for devices 0..{len(self.data) - 1}")
+        return self._tensors(f"device {device}", self.data[device])
+
+    def _tensors(self, owner: str, pair: tuple[Any, Any]) -> Batch:
+        inputs, targets = (_tensor(part).to(self.accelerator) for part in pair)
+        if len(inputs) != len(targets):
+            raise InvalidValue(f"{owner} has {len(inputs)} inputs but {len(targets)} targets")
+        if len(inputs) == 0:
+            raise InvalidValue(f"{owner} has no samples; leave it out, or give it at least one")
+        return inputs, targets
+
+    @contextmanager
+    def _statistics(self, flat: FlatModule, test: Tensor) -> Iterator[None]:
+        """Give BatchNorm the statistics that the policy asks for, and put its settings back afterwards."""
+        layers = [] if self.batch_norm == "mix" else list(flat.batch_norms())
+        saved = [(layer.momentum, copy.deepcopy(layer.state_dict())) for layer in layers]
+        for layer in layers:
+            layer.train()
+            layer.momentum = 0.0 if self.batch_norm == "keep_local" else None
+        if layers and self.batch_norm == "recompute":
+            _recompute(flat.module, layers, test if self.calibration is None else self.calibration)
+        try:
+            yield
+        finally:
+            for layer, (momentum, state) in zip(layers, saved, strict=True):
+                layer.momentum = momentum
+                layer.load_state_dict(state)
+
+
+def _recompute(module: nn.Module, layers: Sequence[_BatchNorm], inputs: Tensor) -> None:
+    """Statistics of the global model: the plain average over the inputs."""
+    for layer in layers:
+        layer.reset_running_stats()
+    for lo in range(0, len(inputs), EVALUATION_BATCH):
+        module(inputs[lo : lo + EVALUATION_BATCH])
+    for layer in layers:
+        layer.eval()
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Top-1 accuracy, per sample."""
+    return outputs.argmax(dim=1) == targets
+
+
+def _default_metrics(test: Batch | None) -> dict[str, Metric]:
+    classes = test is not None and not test[1].is_floating_point() and test[1].ndim == 1
+    return {"accuracy": accuracy} if classes else {}
+
+
+def _tensor(part: Any) -> Tensor:
+    """numpy or torch, with floats as float32 and whole numbers as int64."""
+    tensor = torch.as_tensor(part)
+    if tensor.is_floating_point():
+        return tensor.float()
+    return tensor if tensor.dtype in (torch.bool, torch.uint8) else tensor.long()
+
+
+def _accelerator(name: str) -> torch.device:
+    if name != "auto":
+        return torch.device(name)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
