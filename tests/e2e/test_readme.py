@@ -1,0 +1,59 @@
+"""Everything executable in the README is executed."""
+
+import contextlib
+import io
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from offbeat.cli import main
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def test_python_blocks_run_and_print_what_the_text_block_after_them_says() -> None:
+    """A python block may be followed by a text block: its output."""
+    ran = 0
+    for (language, code), following in zip(BLOCKS, [*BLOCKS[1:], ("", "")], strict=True):
+        if language != "python":
+            continue
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, "README.md", "exec"), {})  # noqa: S102 (it is our own README)
+        if following[0] == "text":
+            assert printed.getvalue() == following[1]
+        ran += 1
+    assert ran >= 2
+
+
+def test_every_make_target_in_the_readme_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    text = README + (ROOT / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"[`$] ?make ([a-z-]+)", text))
+    assert {"demo", "test"} <= named <= targets
+
+
+def test_the_demo_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    """Line by line; numbers may differ on another kind of processor, and the times always do."""
+    (block,) = (text for language, text in BLOCKS if language == "console")
+    command, *shown = block.splitlines()
+    assert shlex.split(command) == ["$", "make", "demo"]
+    assert "offbeat demo" in (ROOT / "Makefile").read_text()
+    result = CliRunner().invoke(main, ["demo", "--dir", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    printed = result.output.replace(str(tmp_path), "runs/demo").splitlines()
+    assert [_words(line) for line in printed] == [_words(line) for line in shown]
+    assert (tmp_path / "demo.png").stat().st_size > 10_000
+
+
+def _words(line: str) -> list[str]:
+    return re.sub(r"[\d.,]+", "#", line).split()
