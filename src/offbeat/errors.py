@@ -4,6 +4,7 @@ OffbeatError                    everything that this package raises on purpose
 ├── InvalidValue                an argument or setting is out of range (also a ValueError)
 │   ├── LayoutMismatch          an update's names, shapes or dtypes are not the model's
 │   └── NotFinite               an update holds NaN or infinity
+├── InvariantBroken             a decision that must not happen was about to: the run stops and tells its story
 └── MissingExtra                an optional dependency is not installed (also an ImportError)
 
 Rule: a message says what was given, what is allowed, and what to do next.
@@ -24,6 +25,10 @@ class LayoutMismatch(InvalidValue):
 
 class NotFinite(InvalidValue):
     """An update holds NaN or infinity."""
+
+
+class InvariantBroken(OffbeatError):
+    """The coordinator was about to do what it must never do; the message tells what led to it."""
 
 
 class MissingExtra(OffbeatError, ImportError):

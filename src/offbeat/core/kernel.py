@@ -2,8 +2,9 @@
 
 Rules kept here:
 - One expression, in float32, each operation rounded by itself: (keep*w + new*x_new) + base*x_tau. A coefficient of 0
-  skips its term, so alpha = 1 gives x_new and alpha = 0 gives w, bit for bit; the lerp form w + a*(x_new - w) would
-  not. Coefficients arrive as float64 and are rounded to float32 once, each for itself.
+  skips its term, and the first term that is left is written, not added to 0. So alpha = 1 gives x_new and alpha = 0
+  gives w, bit for bit; the lerp form w + a*(x_new - w) would not. Coefficients arrive as float64 and are rounded to
+  float32 once, each for itself.
 - Work is cut into fixed chunks that fit a core's cache. Several queued updates are applied chunk by chunk in one
   pass over memory, with the bits of one by one.
 - Norms are float64, summed within a fixed chunk over fixed lanes and then over the chunks in their order: the number
@@ -100,7 +101,7 @@ class Updater:
     def measure(self, x: Vector, reference: Vector | None = None) -> Measure:
         """Is x finite, what is its norm, and how far is it from the reference (from 0 without one)?"""
         origin = x if reference is None else reference
-        _refuse_unfit(x, origin, [])
+        _refuse_unlike(x, origin)
         sums = np.zeros((2, _chunks(x.size)))
         work = _measure_compiled if self.compiled else _measure_numpy
         self._shards(x.size, lambda lo, hi: work(x, origin, sums, lo, hi))
@@ -134,18 +135,28 @@ def mixed(updater: Updater, w: Model, mix: Mix, x_new: Model, x_tau: Model | Non
 
 
 def _refuse_unfit(out: Vector, w: Vector, terms: Sequence[Term]) -> None:
-    if out.size == 0:
-        raise InvalidValue("the vector is empty: there is nothing to mix")
-    bases = [t.x_tau for t in terms if t.x_tau is not None]
-    for array in (out, w, *(t.x_new for t in terms), *bases):
-        if array.shape != out.shape or array.dtype != np.float32 or not array.flags.c_contiguous:
-            raise InvalidValue(
-                f"a vector is {array.dtype}{list(array.shape)}; here all are contiguous float32{list(out.shape)}"
-            )
+    """Everything that can be wrong with a mixing, found before anything is written."""
+    updates = [*(t.x_new for t in terms), *(t.x_tau for t in terms if t.x_tau is not None)]
+    _refuse_unlike(out, w, *updates)
+    if not out.flags.writeable:
+        raise InvalidValue("out is read-only, as published versions are; mix into a free buffer")
     if any(t.mix.base and t.x_tau is None for t in terms):
         raise InvalidValue("a term has a coefficient for x_tau but no x_tau was given")
-    if any(np.may_share_memory(out, array) for array in (*(t.x_new for t in terms), *bases)):
-        raise InvalidValue("out overlaps an update; mix into w itself or into a buffer of its own")
+    others = updates if _address(out) == _address(w) else [w, *updates]
+    if any(np.may_share_memory(out, array) for array in others):
+        raise InvalidValue("out overlaps w or an update; mix into w itself or into a buffer of its own")
+
+
+def _refuse_unlike(first: Vector, *others: Vector) -> None:
+    if first.size == 0:
+        raise InvalidValue("the vector is empty: there is nothing to mix")
+    if first.ndim != 1:
+        raise InvalidValue(f"a vector has shape {list(first.shape)} but must have one dimension")
+    for array in (first, *others):
+        if array.shape != first.shape or array.dtype != np.float32 or not array.flags.c_contiguous:
+            raise InvalidValue(
+                f"a vector is {array.dtype}{list(array.shape)}; here all are contiguous float32{list(first.shape)}"
+            )
 
 
 def _chunks(size: int) -> int:
@@ -183,14 +194,17 @@ def _mix_numpy(out: Vector, w: Vector, terms: Sequence[Term], sums: Sums, start:
 
 def _combine_numpy(out: Vector, before: Vector, term: Term, product: Vector, lo: int, hi: int) -> None:
     keep, new, base = np.array(term.mix[:3], np.float32)
-    if keep:
-        np.multiply(before, keep, out=out)
-    else:
+    parts = ((keep, before), (new, term.x_new[lo:hi]), (base, None if term.x_tau is None else term.x_tau[lo:hi]))
+    written = False
+    with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is for the measure to tell
+        for factor, part in parts:
+            if factor and part is not None:
+                np.multiply(part, factor, out=product if written else out)
+                if written:
+                    np.add(out, product, out=out)
+                written = True
+    if not written:
         out[:] = 0
-    for factor, vector in ((new, term.x_new), (base, term.x_tau)):
-        if factor and vector is not None:
-            np.multiply(vector[lo:hi], factor, out=product)
-            np.add(out, product, out=out)
 
 
 def _measure_numpy(x: Vector, reference: Vector, sums: Sums, start: int, stop: int) -> None:
@@ -279,7 +293,7 @@ def _mix_compiled(
 
 
 @_compiled
-def _combine(
+def _combine(  # noqa: C901 (each case is one loop)
     out: Vector, source: Vector, x_new: Vector, x_tau: Vector, keep: np.float32, new: np.float32, base: np.float32
 ) -> None:
     if keep != 0 and new != 0:
@@ -291,6 +305,10 @@ def _combine(
     elif new != 0:
         for i in range(len(out)):
             out[i] = new * x_new[i]
+    elif base != 0:
+        for i in range(len(out)):
+            out[i] = base * x_tau[i]
+        return
     else:
         out[:] = 0
     if base != 0:

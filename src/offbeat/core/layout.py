@@ -13,7 +13,6 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple, Self
 
@@ -107,7 +106,7 @@ class Layout:
             if name in arrays:
                 _same(name, view, np.asarray(arrays[name]))
         for name, first in self.tied:
-            if name in arrays and not np.array_equal(arrays[name], arrays[first]):
+            if name in arrays and not np.array_equal(arrays[name], arrays[first], equal_nan=True):
                 raise LayoutMismatch(f"{name!r} is tied to {first!r} in this model but holds other values here")
         for name in (*(slot.name for slot in self.slots), *model.carried):
             model[name][...] = arrays[name]
@@ -202,12 +201,20 @@ def _tied(arrays: Mapping[str, Array]) -> dict[str, str]:
         key = (facts["data"][0], array.shape, array.strides, facts["typestr"]) if array.size else name
         if first.setdefault(key, name) != name:
             tied[name] = first[key]
-    own = [name for name in arrays if name not in tied and arrays[name].size]
-    own.sort(key=lambda name: np.lib.array_utils.byte_bounds(arrays[name])[0])
-    for a, b in pairwise(own):
-        if np.shares_memory(arrays[a], arrays[b]):
-            raise InvalidValue(f"{a!r} and {b!r} overlap in memory without being the same array; give each its own")
+    _refuse_overlap({name: array for name, array in arrays.items() if name not in tied and array.size})
     return tied
+
+
+def _refuse_overlap(arrays: Mapping[str, Array]) -> None:
+    """Sweep over memory: only arrays whose bounds overlap are compared exactly."""
+    bounds = {name: np.lib.array_utils.byte_bounds(array) for name, array in arrays.items()}
+    open_: list[str] = []
+    for name in sorted(arrays, key=lambda name: bounds[name]):
+        open_ = [other for other in open_ if bounds[other][1] > bounds[name][0]]
+        for other in open_:
+            if np.shares_memory(arrays[name], arrays[other]):
+                raise InvalidValue(f"{other!r} and {name!r} overlap in memory but are not the same; give each its own")
+        open_.append(name)
 
 
 def _some(names: Collection[Any]) -> str:

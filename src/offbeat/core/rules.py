@@ -44,7 +44,7 @@ class Facts:
     samples: int = 1
     """How many samples the device holds."""
     distance: float | None = None
-    """||x_new - x_tau||, where the rule asked for it with `needs_base`."""
+    """||x_new - x_tau||, where the rule asked for it with `needs_distance`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.tau < self.t:
@@ -75,7 +75,9 @@ class Rule:
     memory: Memory = field(default_factory=dict, repr=False)
     """What the rule remembers before the first update, and again after a publication."""
     needs_base: bool = False
-    """The rule uses x_tau, or a norm against it, so leased versions must be kept."""
+    """The rule uses x_tau, so leased versions must be kept."""
+    needs_distance: bool = False
+    """The rule reads `Facts.distance`, so every update is measured against its x_tau."""
 
     def decide(self, facts: Facts, memory: Memory) -> tuple[Mix, Memory]:
         """The coefficients for one update, and the memory for the next."""
@@ -124,7 +126,7 @@ def delta(
         alpha_t = alpha_at(facts.t) * s(facts.staleness)
         return Mix(1.0 - alpha_t * beta, alpha_t, alpha_t * (beta - 1.0), True), memory
 
-    return Rule(f"delta({_spec(alpha)}, {s.spec}, beta={beta:g})", formula, needs_base=True)
+    return Rule(f"delta({_spec(alpha)}, {s.spec}, beta={beta!r})", formula, needs_base=True)
 
 
 def fedbuff(k: int, eta: float = 1.0, staleness_fn: Callable[[int], float] = staleness.polynomial(0.5)) -> Rule:
@@ -144,7 +146,7 @@ def fedbuff(k: int, eta: float = 1.0, staleness_fn: Callable[[int], float] = sta
         complete = memory["count"] + 1 == k
         return Mix(1.0, share, -share, complete), {"count": 0 if complete else memory["count"] + 1}
 
-    return Rule(f"fedbuff({k}, eta={eta:g}, {s.spec})", formula, {"count": 0}, needs_base=True)
+    return Rule(f"fedbuff({k}, eta={eta!r}, {s.spec})", formula, {"count": 0}, needs_base=True)
 
 
 def fedavg(k: int) -> Rule:
@@ -166,6 +168,36 @@ def fedavg(k: int) -> Rule:
     return Rule(f"fedavg({k})", formula, {"count": 0, "samples": 0})
 
 
+def from_spec(spec: str, alpha: float | Schedule, staleness_fn: Callable[[int], float]) -> Rule:
+    """The rule that a settings string names.
+
+    >>> from_spec("fedbuff:8", 0.6, staleness.constant()).spec
+    'fedbuff(8, eta=1.0, constant)'
+    """
+    name, _, rest = spec.partition(":")
+    try:
+        numbers = [float(part) for part in rest.split(",")] if rest else []
+        match name, numbers:
+            case "fedasync", []:
+                return fedasync(alpha, staleness_fn)
+            case "delta", [] | [_]:
+                return delta(alpha, staleness_fn, *numbers)
+            case "fedbuff", [k] | [k, _]:
+                return fedbuff(_count(k), *numbers[1:], staleness_fn=staleness_fn)
+            case "fedavg", [k]:
+                return fedavg(_count(k))
+            case "sgd", []:
+                return fedasync(1.0)
+    except InvalidValue:
+        raise
+    except ValueError:
+        pass
+    raise InvalidValue(
+        f"rule {spec!r} is unknown; use fedasync, delta, delta:BETA, fedbuff:K, fedbuff:K,ETA, fedavg:K or sgd, "
+        "for instance fedbuff:10"
+    )
+
+
 def scaled_from(alpha: float, epoch: int, factor: float = 0.5) -> Schedule:
     """The schedule of the authors' code: alpha up to `epoch`, alpha*factor from there on.
 
@@ -178,7 +210,7 @@ def scaled_from(alpha: float, epoch: int, factor: float = 0.5) -> Schedule:
     def schedule(t: int) -> float:
         return alpha if t < epoch else alpha * factor
 
-    schedule.__name__ = f"{alpha:g}*{factor:g} from {epoch}"
+    schedule.__name__ = f"{alpha!r}*{factor!r} from {epoch}"
     return schedule
 
 
@@ -191,13 +223,19 @@ def _schedule(alpha: float | Schedule) -> Schedule:
 
 
 def _spec(alpha: float | Schedule) -> str:
-    return getattr(alpha, "__name__", type(alpha).__name__) if callable(alpha) else f"{alpha:g}"
+    return getattr(alpha, "__name__", type(alpha).__name__) if callable(alpha) else repr(alpha)
 
 
 def _in_0_1(alpha: float) -> float:
     if not 0.0 < alpha <= 1.0:
         raise InvalidValue(f"alpha is {alpha!r} but must lie in (0, 1]; 0.6 is a good start")
     return float(alpha)
+
+
+def _count(number: float) -> int:
+    if not number.is_integer():
+        raise ValueError
+    return int(number)
 
 
 def _whole(rule: str, k: int) -> None:

@@ -157,7 +157,11 @@ def _counted(staleness: int) -> int:
 
 
 def _bounded(spec: str, formula: Callable[[int], float], u: int) -> float:
-    value = float(formula(u))
+    answer = formula(u)
+    try:
+        value = float(answer)
+    except (TypeError, ValueError):
+        raise InvalidValue(f"staleness function {spec}: s({u}) is {answer!r} but must be a number") from None
     if u == 0 and value != 1.0:
         raise InvalidValue(
             f"staleness function {spec}: s(0) is {value!r} but must be 1, so that a fresh update counts in full"

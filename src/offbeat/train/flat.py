@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from offbeat.core.layout import Array, Layout, Model
-from offbeat.errors import InvalidValue
+from offbeat.errors import InvalidValue, LayoutMismatch
 
 
 class FlatModule:
@@ -34,6 +34,8 @@ class FlatModule:
         self.values = torch.empty(self.layout.size, device=accelerator)
         self.parameters = self.values[: self.layout.parameter_size]
         self.gradients = torch.zeros(self.layout.parameter_size, device=accelerator)
+        self.carried: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
         module.to(accelerator)
         with torch.no_grad():
             for name, slot in self.layout.places.items():
@@ -44,13 +46,16 @@ class FlatModule:
                     parameters[name].data = view
                     parameters[name].grad = self.gradients[place].view(slot.shape)
                 else:
-                    owner, _, leaf = name.rpartition(".")
-                    setattr(module.get_submodule(owner), leaf, view)
-        moved = dict(module.named_buffers())
-        self.carried = {carried.name: moved[carried.name] for carried in self.layout.carried}
+                    self._buffers[name] = view
+        for carried in self.layout.carried:
+            self._buffers[carried.name] = self.carried[carried.name] = module.get_buffer(carried.name)
+        self._bind_buffers()
 
     def load(self, model: Model) -> None:
         """Take the values of a model: one copy."""
+        if model.layout is not self.layout and model.layout != self.layout:
+            raise LayoutMismatch("this model has another layout than the task's module; was it made by another task?")
+        self._bind_buffers()
         with torch.no_grad():
             _copy(model.vector, self.values)
             for name, buffer in self.carried.items():
@@ -58,9 +63,18 @@ class FlatModule:
 
     def store(self, model: Model) -> None:
         """Write the values into a model: one copy."""
+        for name, ours in self._buffers.items():
+            theirs = self.module.get_buffer(name)
+            if theirs is not ours:  # the module's code made a new tensor instead of writing into the old one
+                ours.copy_(theirs)
         torch.from_numpy(model.vector).copy_(self.values)
         for name, buffer in self.carried.items():
             torch.from_numpy(model.carried[name]).copy_(buffer)
+
+    def _bind_buffers(self) -> None:
+        for name, buffer in self._buffers.items():
+            owner, _, leaf = name.rpartition(".")
+            setattr(self.module.get_submodule(owner), leaf, buffer)
 
     def batch_norms(self) -> Iterable[_BatchNorm]:
         """The layers that keep statistics."""

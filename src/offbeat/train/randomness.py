@@ -15,14 +15,21 @@ from offbeat.task import Work
 
 @contextmanager
 def keyed(work: Work) -> Iterator[np.random.Generator]:
-    """The random stream of one training, with the global generators seeded from it."""
+    """The random stream of one training, with the global generators seeded from it, on one thread."""
     rng = work.rng()
+    with seeded(rng), one_thread():
+        yield rng
+
+
+@contextmanager
+def seeded(rng: np.random.Generator) -> Iterator[None]:
+    """The global generators of torch and numpy, seeded from this stream and put back afterwards."""
     before = np.random.get_state()  # noqa: NPY002 (it belongs to the user's code)
-    with torch.random.fork_rng(), one_thread():
+    with torch.random.fork_rng():
         torch.manual_seed(int(rng.integers(2**63)))
         np.random.seed(rng.integers(2**32, size=4, dtype=np.uint32))  # noqa: NPY002 (see above)
         try:
-            yield rng
+            yield
         finally:
             np.random.set_state(before)  # noqa: NPY002
 

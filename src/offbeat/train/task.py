@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -23,7 +24,7 @@ from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue
 from offbeat.task import Trained, Work
 from offbeat.train.flat import FlatModule
-from offbeat.train.randomness import keyed, one_thread
+from offbeat.train.randomness import keyed, one_thread, seeded
 from offbeat.train.solver import Batch, Loss, Solver
 
 BatchNormPolicy = Literal["mix", "keep_local", "recompute"]
@@ -110,8 +111,7 @@ class Task:
         measures: dict[str, Metric] = {"loss": self.loss, **self.metrics}
         totals = dict.fromkeys(measures, 0.0)
         inputs, targets = test
-        for lo in range(0, len(inputs), EVALUATION_BATCH):
-            part, answers = inputs[lo : lo + EVALUATION_BATCH], targets[lo : lo + EVALUATION_BATCH]
+        for part, answers in zip(_parts(inputs), _parts(targets), strict=True):
             outputs = module(part)
             for name, measure in measures.items():
                 totals[name] += float(measure(outputs, answers).double().mean()) * len(part)
@@ -120,8 +120,7 @@ class Task:
     def _flat_module(self, seed: int | None, *, anew: bool = False) -> FlatModule:
         """The module, made from the seed of the run: what is frozen in it must be the same on every worker."""
         if self._flat is None or anew or (seed is not None and seed != self._flat[0]):
-            with torch.random.fork_rng():
-                torch.manual_seed(seed or 0)
+            with seeded(np.random.default_rng(seed or 0)):
                 module = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model()
             if not isinstance(module, nn.Module):
                 raise InvalidValue(f"model must be a torch.nn.Module or a function that makes one, not {module!r}")
@@ -157,12 +156,12 @@ class Task:
         """Give BatchNorm the statistics that the policy asks for, and put its settings back afterwards."""
         layers = [] if self.batch_norm == "mix" else list(flat.batch_norms())
         saved = [(layer.momentum, copy.deepcopy(layer.state_dict())) for layer in layers]
-        for layer in layers:
-            layer.train()
-            layer.momentum = 0.0 if self.batch_norm == "keep_local" else None
-        if layers and self.batch_norm == "recompute":
-            _recompute(flat.module, layers, test if self.calibration is None else self.calibration)
         try:
+            for layer in layers:
+                layer.train()
+                layer.momentum = 0.0
+            if layers and self.batch_norm == "recompute":
+                _recompute(flat.module, layers, test if self.calibration is None else self.calibration)
             yield
         finally:
             for layer, (momentum, state) in zip(layers, saved, strict=True):
@@ -171,13 +170,33 @@ class Task:
 
 
 def _recompute(module: nn.Module, layers: Sequence[_BatchNorm], inputs: Tensor) -> None:
-    """Statistics of the global model: the plain average over the inputs."""
+    """Statistics of the global model over the inputs, each of which counts the same."""
+    seen: dict[_BatchNorm, list[Tensor]] = {layer: [] for layer in layers}
+
+    def note(layer: _BatchNorm, arguments: tuple[Tensor]) -> None:
+        channels = arguments[0].transpose(0, 1).flatten(1).double()
+        seen[layer].append(
+            torch.stack([channels.sum(1), channels.square().sum(1), torch.ones(len(channels)) * channels.shape[1]])
+        )
+
+    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
+    try:
+        for part in _parts(inputs):
+            module(part)
+    finally:
+        for hook in hooks:
+            hook.remove()
     for layer in layers:
-        layer.reset_running_stats()
-    for lo in range(0, len(inputs), EVALUATION_BATCH):
-        module(inputs[lo : lo + EVALUATION_BATCH])
-    for layer in layers:
+        total, squares, count = torch.stack(seen[layer]).sum(0)
+        mean = total / count
+        variance = (squares - count * mean.square()) / (count - 1).clamp(min=1)
+        layer.load_state_dict({**layer.state_dict(), "running_mean": mean.float(), "running_var": variance.float()})
         layer.eval()
+
+
+def _parts(tensor: Tensor) -> Sequence[Tensor]:
+    """Batches of equal size for evaluation: none is so short that BatchNorm could not use its own statistics."""
+    return torch.tensor_split(tensor, -(-len(tensor) // EVALUATION_BATCH))
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -192,7 +211,7 @@ def _default_metrics(test: Batch | None) -> dict[str, Metric]:
 
 def _tensor(part: Any) -> Tensor:
     """numpy or torch, with floats as float32 and whole numbers as int64."""
-    tensor = torch.as_tensor(part)
+    tensor = torch.as_tensor(part.copy() if isinstance(part, np.ndarray) and not part.flags.writeable else part)
     if tensor.is_floating_point():
         return tensor.float()
     return tensor if tensor.dtype in (torch.bool, torch.uint8) else tensor.long()
