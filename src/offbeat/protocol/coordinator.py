@@ -1,0 +1,472 @@
+"""Owns every decision of the server: one state machine, `handle(event) -> [command]`.
+
+Rules kept here:
+- It decides and never acts: no clock (the time is in the event), no input or output, no arrays.
+- Decisions are made once, in one serial order, with their coefficients; whoever redoes them recomputes nothing.
+- A lease's tau is the newest published version; staleness is counted from it to the mixing, so queued updates count.
+- A task is answered once. A push that comes again gets the first answer again and changes nothing.
+- A released lease frees its device, but a late push under it is still judged.
+- It never waits for anybody: no start barrier, no fixed number of workers; they join and leave at any time.
+"""
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+from typing import assert_never
+
+from offbeat.core.rules import Facts, Rule
+from offbeat.errors import InvariantBroken
+from offbeat.protocol.contribution import Contribution
+from offbeat.protocol.messages import (
+    AnswerPush,
+    Command,
+    Decision,
+    Evaluated,
+    EvaluateModel,
+    Event,
+    Finish,
+    FleetJoined,
+    HeartbeatArrived,
+    Lease,
+    MixUpdate,
+    Outcome,
+    PublishVersion,
+    ReleaseTask,
+    RequestEnded,
+    SendTask,
+    TaskRequested,
+    TellFinished,
+    TimePassed,
+    UpdateArrived,
+    UpdateMixed,
+    VersionPublished,
+    WakeAt,
+    WorkerJoined,
+    WorkerLeft,
+)
+from offbeat.protocol.plan import Plan
+from offbeat.protocol.scheduler import Idle, Scheduler
+
+STORY_LENGTH = 256
+
+
+class Coordinator:
+    """Leases, queue, admission, staleness policy and end of one run."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        plan: Plan,
+        scheduler: Scheduler | None = None,
+        *,
+        seed: int = 0,
+        available: Callable[[int, float], bool] = lambda _worker, _at: True,
+    ) -> None:
+        """`available` says whether a waiting worker can take a task now; it must be a pure function."""
+        self.rule, self.plan, self.scheduler = rule, plan, scheduler or Scheduler()
+        self.available = available
+        self.at = 0.0
+        self.t = 0
+        """Versions published."""
+        self.t_decided = 0
+        """Versions decided on, those included that are not published yet."""
+        self.sequence = 0
+        """Decisions made."""
+        self.applied = 0
+        self.mixed = 0
+        self.gradients = 0
+        self.duplicates = 0
+        self.memory = rule.memory
+        self.leases: dict[int, Lease] = {}
+        self.released: OrderedDict[int, tuple[Lease, bool]] = OrderedDict()
+        """Released leases, and whether they were revoked: then a late push is refused whatever its staleness."""
+        self.answers: OrderedDict[int, AnswerPush] = OrderedDict()
+        self.idle = Idle(self.scheduler.choice, seed)
+        self.contribution = Contribution()
+        self.evaluations: list[Evaluated] = []
+        self.ending = ""
+        """Why the run ends, once it does; `finished` when all that was decided is mixed."""
+        self.finished = False
+        self._evaluating = 0
+        self._device_of: dict[int, int] = {}
+        self._task_of: dict[int, int] = {}
+        self._open_on: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
+        self._seconds: dict[int, float] = {}
+        self._fastest = inf
+        self._tasks = 0
+        self._deadlines: list[tuple[float, int]] = []
+        self._woken_at = inf
+        self._trigger_due = -inf
+        self._retry_due = inf
+        self._held: tuple[int, float] | None = None
+        self._group_due = inf
+        self._group_open = False
+        self._group_arrived = 0
+        self._story: deque[tuple[Event, list[Command]]] = deque(maxlen=STORY_LENGTH)
+        self._commands: list[Command] = []
+
+    # --- the one way in ----------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> list[Command]:  # noqa: C901 (one line per kind of event)
+        """Take note of what happened; answer what to do."""
+        if event.at < self.at:
+            raise InvariantBroken(f"the clock went back from {self.at} to {event.at}: {event}")
+        self.at = event.at
+        commands: list[Command] = []
+        self._commands = commands
+        self._story.append((event, commands))
+        self._end_if_enough()
+        match event:
+            case UpdateArrived():
+                self._arrived(event)
+            case TaskRequested():
+                self._requested(event.worker)
+            case UpdateMixed():
+                self._mixed(event.sequence)
+            case VersionPublished():
+                self._published(event.t)
+            case TimePassed():
+                self._passed()
+            case FleetJoined():
+                self._fleet_joined(event.size)
+            case WorkerJoined():
+                self._device_of[event.worker] = event.device
+            case WorkerLeft():
+                self._left(event.worker)
+            case RequestEnded():
+                self.idle.discard(event.worker)
+            case HeartbeatArrived():
+                self._heartbeat(event.task)
+            case Evaluated():
+                self._evaluated(event)
+            case _:
+                assert_never(event)
+        self._end_if_enough()
+        if not any(isinstance(command, MixUpdate) for command in commands):
+            self._trigger()  # else the mixing is awaited, so that the next lease starts from its result
+        self._finish_if_done()
+        self._wake_next()
+        return commands
+
+    # --- what others may ask -----------------------------------------------------------------------------------------
+
+    @property
+    def queued(self) -> int:
+        """Updates decided on and not yet mixed."""
+        return self.applied - self.mixed
+
+    @property
+    def needs_evaluation(self) -> bool:
+        """Decisions depend on evaluations, so a driver must not run ahead of them."""
+        return self.plan.target is not None or self.scheduler.gamma is not None
+
+    def device(self, worker: int) -> int:
+        """The device that a worker trains for."""
+        return self._device_of.get(worker, worker)
+
+    def latest(self, count: int) -> list[str]:
+        """The latest events and what was answered, a line each."""
+        return [f"{event} -> {commands}" for event, commands in list(self._story)[-count:]]
+
+    def story(self, task: int) -> list[str]:
+        """What happened to a task lately, a line each: it goes into every error about it."""
+        return [
+            f"{event} -> {commands}"
+            for event, commands in self._story
+            if getattr(event, "task", None) == task or any(_task(command) == task for command in commands)
+        ]
+
+    def _require(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise InvariantBroken(f"broken after {self._story[-1]}: {what}")
+
+    # --- workers -----------------------------------------------------------------------------------------------------
+
+    def _fleet_joined(self, size: int) -> None:
+        for worker in range(size):
+            self.idle.add(worker, self.contribution.mass.get(worker, 0.0))
+
+    def _requested(self, worker: int) -> None:
+        if self.ending:
+            self._commands.append(TellFinished(worker))
+        elif worker in self._task_of:
+            self._commands.append(SendTask(self.leases[self._task_of[worker]]))
+        else:
+            self.idle.add(worker, self.contribution.mass.get(self.device(worker), 0.0))
+
+    def _left(self, worker: int) -> None:
+        self.idle.discard(worker)
+        if worker in self._task_of:
+            self._release(self.leases[self._task_of[worker]])
+        self._device_of.pop(worker, None)
+
+    def _heartbeat(self, task: int) -> None:
+        lease = self.leases.get(task)
+        if lease:
+            self.leases[task] = replace(lease, deadline=self.at + self.plan.lease_s)
+
+    # --- updates -----------------------------------------------------------------------------------------------------
+
+    def _arrived(self, event: UpdateArrived) -> None:
+        answer = self._judge(event)
+        if answer.decision and not answer.repeated:
+            self.answers[event.task] = replace(answer, repeated=True)
+            if len(self.answers) > self.plan.answers_kept:
+                self.answers.popitem(last=False)
+        self._commands.append(answer)
+
+    def _judge(self, event: UpdateArrived) -> AnswerPush:
+        first = self.answers.get(event.task)
+        if first:
+            if first.worker != event.worker:
+                return AnswerPush(event.worker, event.task, Outcome.NOT_YOURS)
+            self.duplicates += 1
+            return first
+        lease = self.leases.get(event.task)
+        late, revoked = (None, False) if lease else self.released.get(event.task, (None, False))
+        lease = lease or late
+        if lease is None:
+            return AnswerPush(event.worker, event.task, Outcome.UNKNOWN_TASK)
+        if lease.worker != event.worker:
+            return AnswerPush(event.worker, event.task, Outcome.NOT_YOURS)
+        outcome = self._outcome(event, lease, revoked=revoked)
+        if outcome is Outcome.BUSY:
+            return AnswerPush(event.worker, event.task, outcome, retry_after_s=self.plan.retry_after_s)
+        return AnswerPush(event.worker, event.task, outcome, self._decide(event, lease, outcome))
+
+    def _outcome(self, event: UpdateArrived, lease: Lease, *, revoked: bool) -> Outcome:
+        if self.ending:
+            return Outcome.FINISHED
+        if not event.finite:
+            return Outcome.NOT_FINITE
+        if revoked or self.t_decided - lease.tau > self._bound() or self._would_break_a_promise(lease):
+            return Outcome.TOO_STALE
+        return Outcome.BUSY if self.queued >= self.plan.queue_max else Outcome.APPLIED
+
+    def _would_break_a_promise(self, late: Lease) -> bool:
+        """Under `pace`, a late push must not take the place that an open lease was promised."""
+        oldest = next(iter(self.leases.values()), None)
+        if self.plan.staleness_policy != "pace" or oldest is None or late.task in self.leases:
+            return False
+        return (self.t_decided + 1 - oldest.tau) + (len(self.leases) - 1) > self._bound()
+
+    def _bound(self) -> float:
+        return 0 if self.scheduler.group else self.plan.bound()
+
+    def _decide(self, event: UpdateArrived, lease: Lease, outcome: Outcome) -> Decision:
+        t, staleness, mix = self.t_decided + 1, self.t_decided - lease.tau, None
+        if outcome is Outcome.APPLIED:
+            facts = Facts(t, lease.tau, lease.device, event.samples, event.distance)
+            mix, self.memory = self.rule.decide(facts, self.memory)
+        self.sequence += 1
+        gradients = event.gradients
+        decision = Decision(self.sequence, self.at, lease, outcome, t, staleness, mix, event.samples, gradients)
+        self._close(lease)
+        if mix:
+            self.applied += 1
+            self.gradients += gradients
+            self.contribution.count(lease.device, mix.keep, mix.new)
+            self._learn_speed(lease, gradients)
+            self._commands.append(MixUpdate(decision))
+            self._group_arrived += 1
+            if mix.publish:
+                self._version_decided()
+        return decision
+
+    def _version_decided(self) -> None:
+        self.t_decided += 1
+        self._group_open, self._group_arrived, self._group_due = False, 0, inf
+        if self.scheduler.group:
+            for lease in list(self.leases.values()):
+                self._release(lease, revoked=True)
+
+    def _mixed(self, sequence: int) -> None:
+        self._require(self.mixed < self.applied and sequence <= self.sequence, f"decision {sequence} was there to mix")
+        self.mixed += 1
+
+    def _published(self, t: int) -> None:
+        self._require(self.t < t <= self.t_decided, f"version {t} was decided on and is new")
+        before, self.t = self.t, t
+        if t // self.plan.evaluate_every > before // self.plan.evaluate_every:
+            self._evaluate()
+
+    # --- leases ------------------------------------------------------------------------------------------------------
+
+    def _grant(self, worker: int) -> None:
+        device = self.device(worker)
+        if self.scheduler.group and not self._group_open:
+            self._group_open = True
+            self._group_due = self.at + (self.scheduler.group_deadline_s or inf)
+        self._tasks += 1
+        number = self._numbers.get(device, 0)
+        self._numbers[device] = number + 1
+        gamma = self.scheduler.gamma(self.t, self.evaluations) if self.scheduler.gamma else None
+        iterations = self.scheduler.local_iterations(self._seconds.get(device), self._fastest)
+        deadline = self.at + self.plan.lease_s
+        lease = Lease(self._tasks, worker, device, number, self.t, self.at, deadline, iterations, gamma)
+        self.leases[lease.task] = lease
+        self._task_of[worker] = lease.task
+        self._open_on[device] = self._open_on.get(device, 0) + 1
+        heapq.heappush(self._deadlines, (deadline, lease.task))
+        self._commands.append(SendTask(lease))
+
+    def _close(self, lease: Lease) -> None:
+        """The task is over: answered, expired, revoked or handed back."""
+        self.released.pop(lease.task, None)
+        if self.leases.pop(lease.task, None) is None:
+            return
+        if self._held and self._held[0] == lease.task:
+            self._held = None
+        del self._task_of[lease.worker]
+        self._open_on[lease.device] -= 1
+        if not self._open_on[lease.device]:
+            del self._open_on[lease.device]
+
+    def _release(self, lease: Lease, *, revoked: bool = False) -> None:
+        self._close(lease)
+        self.released[lease.task] = (lease, revoked)
+        if len(self.released) > self.plan.released_kept:
+            self.released.popitem(last=False)
+        self._commands.append(ReleaseTask(lease, revoked))
+
+    def _learn_speed(self, lease: Lease, gradients: int) -> None:
+        if self.scheduler.local_iterations_max and gradients and self.at > lease.granted_at:
+            seconds = (self.at - lease.granted_at) / gradients
+            self._seconds[lease.device] = seconds
+            self._fastest = min(self._fastest, seconds)
+
+    # --- time --------------------------------------------------------------------------------------------------------
+
+    def _wake_next(self) -> None:
+        """Ask to be woken at the next moment that matters, unless an earlier waking is on its way."""
+        while self._deadlines and self._deadlines[0][1] not in self.leases:
+            heapq.heappop(self._deadlines)
+        if len(self._deadlines) > 2 * len(self.leases) + STORY_LENGTH:
+            self._deadlines = sorted((lease.deadline, task) for task, lease in self.leases.items())
+        expiry = self._deadlines[0][0] if self._deadlines else inf
+        patience = inf
+        if self._held and len(self.idle):
+            patience = max(self._held[1] + self.plan.pace_wait_s, self._trigger_due)
+        trigger = self._trigger_due if self._trigger_due > self.at and len(self.idle) else inf
+        due = min(expiry, patience, trigger, self.plan.until_s, self._retry_due, self._group_due)
+        if self.at < due < self._woken_at and not self.ending:
+            self._woken_at = due
+            self._commands.append(WakeAt(due))
+
+    def _passed(self) -> None:
+        if self.at >= self._woken_at:
+            self._woken_at = inf
+        if self.at >= self._retry_due:
+            self._retry_due = inf
+        while self._deadlines and self._deadlines[0][0] <= self.at:
+            _, task = heapq.heappop(self._deadlines)
+            lease = self.leases.get(task)
+            if lease and lease.deadline > self.at:
+                heapq.heappush(self._deadlines, (lease.deadline, task))
+            elif lease:
+                self._release(lease)
+        if self.at >= self._group_due and not self.ending:
+            self._publish_group()
+
+    def _publish_group(self) -> None:
+        """The group's deadline has passed: go on with what has arrived, or give it more time if nothing has."""
+        if not self._group_arrived:
+            self._group_due = self.at + self.plan.retry_after_s
+            return
+        self.memory = self.rule.memory
+        self._version_decided()
+        self._commands.append(PublishVersion(self.t_decided))
+
+    # --- triggering --------------------------------------------------------------------------------------------------
+
+    def _trigger(self) -> None:
+        if self.ending or self.at < self._trigger_due:
+            return
+        held = False
+        while len(self.idle) and self._room():
+            held = not self._paced()
+            worker = None if held else self.idle.pick(self._can_take)
+            if worker is None:
+                break
+            self._grant(worker)
+        if len(self.idle) and not held:
+            self._held = None  # whoever waits is not held back; an empty moment between two polls does not count
+            if self._room():
+                self._retry_due = min(self._retry_due, self.at + self.plan.retry_after_s)
+        if self.scheduler.trigger_every_s:
+            self._trigger_due = self.at + self.scheduler.trigger_every_s
+
+    def _room(self) -> bool:
+        """May one more task be in flight?"""
+        if not self.scheduler.group:
+            return len(self.leases) < self.plan.in_flight_max
+        return self.t == self.t_decided and len(self.leases) + self._group_arrived < self.scheduler.quota
+
+    def _paced(self) -> bool:
+        """Under `pace`: would every lease stay within the bound, whatever the order of arrival?"""
+        if self.plan.staleness_policy != "pace" or self.plan.staleness_max is None:
+            return True
+        oldest = next(iter(self.leases.values()), None)
+        if oldest is None:
+            return self.queued <= self.plan.staleness_max
+        ahead = (self.t - oldest.tau) + (len(self.leases) - 1) + self.queued + 1
+        if ahead <= self.plan.staleness_max:
+            self._held = None
+            return True
+        if self._held is None or self._held[0] != oldest.task:
+            self._held = (oldest.task, self.at)
+        if self.at >= self._held[1] + self.plan.pace_wait_s:
+            self._held = None
+            self._release(oldest, revoked=True)
+            return self._paced()
+        return False
+
+    def _can_take(self, worker: int) -> bool:
+        device = self.device(worker)
+        limit = self.plan.tasks_per_device
+        free = limit is None or self._open_on.get(device, 0) < limit
+        return free and self.available(worker, self.at)
+
+    # --- evaluation and the end --------------------------------------------------------------------------------------
+
+    def _evaluate(self) -> None:
+        if self._evaluating != self.t or not self.t:
+            self._evaluating = self.t
+            self._commands.append(EvaluateModel(self.t))
+
+    def _evaluated(self, event: Evaluated) -> None:
+        self.evaluations.append(event)
+        if self.plan.target and self.plan.target.reached(event.metrics) and not self.ending:
+            self.ending = f"target {self.plan.target} reached at epoch {event.t}"
+
+    def _end_if_enough(self) -> None:
+        plan = self.plan
+        if self.ending:
+            return
+        if plan.epochs is not None and self.t_decided >= plan.epochs:
+            self.ending = f"{plan.epochs} epochs"
+        elif plan.gradients is not None and self.gradients >= plan.gradients:
+            self.ending = f"{plan.gradients} gradients"
+        elif self.at >= plan.until_s:
+            self.ending = f"{plan.until_s:g} s"
+
+    def _finish_if_done(self) -> None:
+        if self.ending and not self.finished and not self.queued and self.t == self.t_decided:
+            self.finished = True
+            if self.t and self._evaluating != self.t:
+                self._evaluate()
+            self._commands.append(Finish(self.ending))
+
+
+def _task(command: Command) -> int | None:
+    match command:
+        case SendTask() | ReleaseTask():
+            return command.lease.task
+        case MixUpdate():
+            return command.decision.lease.task
+        case AnswerPush():
+            return command.task
+    return None

@@ -1,0 +1,232 @@
+"""Owns the words between the coordinator and its drivers: events (what happened) and commands (what to do).
+
+Rules kept here:
+- Events are past participles and carry the time `at` on the run's own clock; commands are imperatives.
+- Every message is a frozen value of plain numbers and names: it can be logged, compared and replayed.
+- A worker is a process that trains for one device; both are numbers. In a fleet, worker i serves device i.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from offbeat.core.rules import Mix
+
+
+class Outcome(StrEnum):
+    """What became of a pushed update."""
+
+    APPLIED = "applied"
+    TOO_STALE = "too_stale"
+    NOT_FINITE = "not_finite"
+    FINISHED = "finished"
+    UNKNOWN_TASK = "unknown_task"
+    NOT_YOURS = "not_yours"
+    BUSY = "busy"
+    """The queue is full: nothing was decided; push again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A task as it was given to a worker. Staleness is derived from its tau, never told by the worker."""
+
+    task: int
+    worker: int
+    device: int
+    number: int
+    """How many tasks the device was given before: the key of its randomness."""
+    tau: int
+    granted_at: float
+    deadline: float
+    local_iterations: int | None = None
+    gamma: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One serial decision on one pushed update, with the coefficients that are applied."""
+
+    sequence: int
+    at: float
+    lease: Lease
+    outcome: Outcome
+    t: int
+    """The epoch that the update went into or, where it was refused, would have gone into."""
+    staleness: int
+    mix: Mix | None
+    samples: int
+    gradients: int
+
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FleetJoined:
+    """Workers 0..size-1 joined at once, each serving the device of its own number, all waiting for a task."""
+
+    at: float
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    at: float
+    worker: int
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLeft:
+    """The worker said goodbye, or is known to be gone: its open lease is released."""
+
+    at: float
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRequested:
+    """The worker waits for a task; one with an open lease is given that lease again."""
+
+    at: float
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnded:
+    """The worker no longer waits: its poll ran out or its connection closed."""
+
+    at: float
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatArrived:
+    at: float
+    task: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateArrived:
+    """A pushed update, as the data plane saw it."""
+
+    at: float
+    worker: int
+    task: int
+    samples: int
+    gradients: int
+    finite: bool = True
+    distance: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateMixed:
+    """The data plane applied the decision of this sequence number."""
+
+    at: float
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPublished:
+    """x_t can be read: leases from now on start from it."""
+
+    at: float
+    t: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    at: float
+    t: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """The moment of an earlier `WakeAt` has come."""
+
+    at: float
+
+
+Event = (
+    FleetJoined
+    | WorkerJoined
+    | WorkerLeft
+    | TaskRequested
+    | RequestEnded
+    | HeartbeatArrived
+    | UpdateArrived
+    | UpdateMixed
+    | VersionPublished
+    | Evaluated
+    | TimePassed
+)
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendTask:
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseTask:
+    """The lease is no longer open and its device is free; `revoked` where a late push will be refused."""
+
+    lease: Lease
+    revoked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MixUpdate:
+    """Apply this decision's coefficients to the update of its task, in the order of the sequence numbers."""
+
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class PublishVersion:
+    """Make the working vector x_t although its group is not complete."""
+
+    t: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPush:
+    """Tell the worker what became of its update; `decision` is missing where nothing was decided."""
+
+    worker: int
+    task: int
+    outcome: Outcome
+    decision: Decision | None = None
+    retry_after_s: float | None = None
+    repeated: bool = False
+    """The task was answered before: this is the first answer again."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateModel:
+    t: int
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class TellFinished:
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    reason: str
+
+
+Command = (
+    SendTask | ReleaseTask | MixUpdate | PublishVersion | AnswerPush | EvaluateModel | WakeAt | TellFinished | Finish
+)

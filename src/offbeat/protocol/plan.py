@@ -1,0 +1,97 @@
+"""Owns the coordinator's settings: admission, staleness policy, limits, and when a run ends."""
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Literal, Self, get_args
+
+from offbeat.errors import InvalidValue
+
+StalenessPolicy = Literal["weigh", "reject", "pace"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A metric and the value that ends the run, such as accuracy>=0.95."""
+
+    metric: str
+    sign: str
+    value: float
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `accuracy>=0.95` or `loss<=0.1`."""
+        found = re.fullmatch(r"\s*([\w.]+)\s*(>=|<=)\s*([-+.\deE]+)\s*", text)
+        try:
+            if found:
+                return cls(found[1], found[2], float(found[3]))
+        except ValueError:
+            pass
+        raise InvalidValue(f"target is {text!r}; write it like accuracy>=0.95 or loss<=0.1")
+
+    def reached(self, metrics: Mapping[str, float]) -> bool:
+        """Do these metrics end the run?"""
+        compare: Callable[[float, float], bool] = operator.ge if self.sign == ">=" else operator.le
+        return self.metric in metrics and compare(metrics[self.metric], self.value)
+
+    def __str__(self) -> str:
+        return f"{self.metric}{self.sign}{self.value:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the coordinator may do, and until when. Every limit has its name here."""
+
+    in_flight_max: int = 32
+    tasks_per_device: int | None = 1
+    """Open leases that one device may have; None is no limit."""
+    lease_s: float = 3600.0
+    """A lease without a sign of life for this long is released."""
+    queue_max: int = 64
+    """Updates decided on and not yet mixed; more are told to come back."""
+    retry_after_s: float = 1.0
+    """When a worker that met a full queue, or a scheduler that found nobody available, tries again."""
+    staleness_policy: StalenessPolicy = "weigh"
+    staleness_max: int | None = None
+    pace_wait_s: float = 60.0
+    """Under `pace`, a lease that holds others back for longer is revoked."""
+    epochs: int | None = None
+    gradients: int | None = None
+    until_s: float = inf
+    target: Target | None = None
+    evaluate_every: int = 1
+    """Versions between two evaluations."""
+    answers_kept: int = 100_000
+    """Answered tasks whose answer can be given again; older ones are `unknown_task`, and still never mixed twice."""
+    released_kept: int = 100_000
+    """Released leases under which a late push is still judged."""
+
+    def __post_init__(self) -> None:
+        for name in ("in_flight_max", "queue_max", "evaluate_every", "answers_kept", "released_kept"):
+            self._at_least(name, 1)
+        for name in ("tasks_per_device", "epochs", "gradients"):
+            self._at_least(name, 1)
+        for name in ("lease_s", "retry_after_s", "pace_wait_s", "until_s"):
+            if not getattr(self, name) > 0:
+                raise InvalidValue(f"{name} is {getattr(self, name)!r} but must be > 0 seconds")
+        if self.staleness_policy not in get_args(StalenessPolicy):
+            allowed = ", ".join(get_args(StalenessPolicy))
+            raise InvalidValue(f"staleness_policy is {self.staleness_policy!r}; use one of {allowed}")
+        if self.staleness_policy != "weigh" and self.staleness_max is None:
+            raise InvalidValue(
+                f"staleness_policy {self.staleness_policy} needs staleness_max: the most that is accepted"
+            )
+        if self.staleness_max is not None and self.staleness_max < 0:
+            raise InvalidValue(f"staleness_max is {self.staleness_max} but must be >= 0")
+
+    def _at_least(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if value is not None and value < least:
+            raise InvalidValue(f"{name} is {value!r} but must be a whole number >= {least}")
+
+    def bound(self) -> float:
+        """The largest staleness that is accepted."""
+        bounded = self.staleness_policy != "weigh" and self.staleness_max is not None
+        return self.staleness_max if bounded and self.staleness_max is not None else inf
