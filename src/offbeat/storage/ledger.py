@@ -1,0 +1,257 @@
+"""Owns the ledger: everything that happened in a run, in order, in one SQLite file; simulated and served alike.
+
+Rules kept here:
+- Append-only. The one way back is `truncate_after`, with which a run returns to the moment of its checkpoint.
+- Rows wait in memory and are written many in one transaction; `flush` writes them now. Whoever reads sees all rows
+  up to the last transaction, also while another process writes (WAL).
+- Not durable: what was flushed survives the death of the process, not a power cut. Durable: both.
+- One thread at a time uses a ledger, whichever that is.
+- A finished ledger is one file, readable also where nothing can be written.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.protocol.messages import Command, Decision, Evaluated, Event, UpdateArrived
+from offbeat.storage.aside import aside
+from offbeat.storage.rows import (
+    COMMANDS,
+    EVENTS,
+    KINDS,
+    VERBOSE,
+    Entry,
+    Row,
+    as_arrival,
+    as_decision,
+    as_evaluation,
+    read,
+)
+
+SCHEMA = 1
+BUFFER_ROWS = 5_000
+"""Rows that wait in memory for one transaction."""
+PAGE_ROWS = 5_000
+"""Rows that a reader holds at a time; no transaction stays open between two pages."""
+
+_TABLES = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE events (
+    sequence INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL,
+    task INTEGER, worker INTEGER, device INTEGER, number INTEGER, t INTEGER, tau INTEGER, staleness INTEGER,
+    outcome TEXT, keep REAL, new REAL, base REAL, publish INTEGER, samples INTEGER, gradients INTEGER,
+    local_iterations INTEGER, gamma REAL, granted_at REAL, deadline REAL, finite INTEGER, distance REAL,
+    decision INTEGER, detail TEXT
+);
+CREATE INDEX events_by_kind ON events (kind);
+CREATE INDEX events_by_task ON events (task) WHERE task IS NOT NULL;
+"""
+
+
+class Ledger:
+    """The ledger of one run, open for writing or for reading only."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, *, read_only: bool) -> None:
+        self.path, self.read_only = path, read_only
+        self._connection = connection
+        self.verbose = self._meta()["verbose"] == "1"
+        self._events = EVENTS | VERBOSE if self.verbose else EVENTS
+        self._waiting: list[Entry] = []
+
+    @classmethod
+    def create(cls, path: Path, *, durable: bool = False, verbose: bool = False) -> Self:
+        """A new ledger where there is none.
+
+        `TaskRequested`, `TimePassed` and `UpdateMixed` are as many as all others together and follow from them: only
+        a `verbose` ledger has them.
+        """
+        if path.exists():
+            raise InvalidValue(f"{path} is there already; open it to go on, or choose another folder")
+        with _explained(f"cannot make the ledger {path}"), aside(path) as temporary:
+            _make(temporary, {"schema": str(SCHEMA), "verbose": str(int(verbose))})
+            for suffix in ("-wal", "-shm", "-journal"):  # of a ledger that was here before: SQLite would replay them
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
+        return cls.open(path, durable=durable)
+
+    @classmethod
+    def open(cls, path: Path, *, durable: bool = False, read_only: bool = False) -> Self:
+        """A ledger that is there, to go on writing it or, while another process may do that, to read it."""
+        if not path.is_file():
+            raise InvalidValue(f"there is no ledger {path}; give the folder of a run")
+        connection = _connected(path, "ro" if read_only else "rw")
+        try:
+            if not read_only:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
+            return cls(path, connection, read_only=read_only)
+        except sqlite3.Error as error:
+            connection.close()
+            raise InvalidValue(
+                f"{path} cannot be read as a ledger ({error}); restore it from a copy, or start a new run"
+            ) from error
+        except BaseException:
+            connection.close()
+            raise
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def record(self, event: Event, commands: list[Command]) -> None:
+        """Take down an event and what the coordinator answered; it is on disk after the next `flush`."""
+        waiting = self._waiting
+        entry = self._events.get(type(event))
+        if entry is not None:
+            waiting.append(entry(event))
+        for command in commands:
+            answer = COMMANDS.get(type(command))
+            if answer is not None:
+                waiting.append(answer(command, event.at))
+        if len(waiting) >= BUFFER_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits, in one transaction."""
+        if not self._waiting:
+            return
+        with _explained(f"cannot write to the ledger {self.path}"):
+            self._write(self._waiting)
+        self._waiting = []
+
+    def mark(self) -> int:
+        """The sequence number of the newest row, which is flushed: a checkpoint keeps it for `truncate_after`."""
+        self.flush()
+        return self._newest()
+
+    def truncate_after(self, sequence: int) -> None:
+        """Forget everything that was recorded after this mark."""
+        newest = self.mark()
+        if newest < sequence:
+            raise InvalidValue(
+                f"{self.path} ends at row {newest} but its checkpoint was taken at row {sequence}: "
+                "rows were lost; start the run anew in another folder"
+            )
+        with _explained(f"cannot write to the ledger {self.path}"):
+            self._connection.execute("DELETE FROM events WHERE sequence > ?", (sequence,))
+
+    def close(self) -> None:
+        """Flush and close; a second time does nothing."""
+        try:
+            self.flush()
+        finally:
+            self._waiting = []
+            with suppress(sqlite3.Error):  # closed before, or somebody reads: then its WAL stays beside it
+                if not self.read_only:
+                    self._connection.execute("PRAGMA busy_timeout = 0")
+                    self._connection.execute("PRAGMA journal_mode = DELETE")
+            self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def rows(
+        self, kind: str | None = None, after: int = 0, limit: int | None = None, *, task: int | None = None
+    ) -> Iterator[Row]:
+        """Rows in order: of one kind, of one task, after a sequence number, at most `limit` of them."""
+        if kind is not None:
+            _refuse_unknown(kind)
+        if limit is not None and limit < 0:
+            raise InvalidValue(f"limit is {limit} but must be >= 0, or None for all")
+        asked = {"kind": kind, "task": task}
+        return self._pages({name: value for name, value in asked.items() if value is not None}, after, limit)
+
+    def count(self, kind: str | None = None) -> int:
+        """How many rows there are, of one kind or of all."""
+        if kind is not None:
+            _refuse_unknown(kind)
+        self.flush()
+        where, values = ("WHERE kind = ?", (kind,)) if kind else ("", ())
+        return int(self._select(f"SELECT count(*) FROM events {where}", values)[0][0])  # noqa: S608 (text from above)
+
+    def decisions(self) -> Iterator[Decision]:
+        """Every decision in the order in which they were made, with the coefficients that were applied."""
+        return map(as_decision, self.rows("decided"))
+
+    def evaluations(self) -> list[Evaluated]:
+        """Every evaluation in order."""
+        return [as_evaluation(row) for row in self.rows("evaluated")]
+
+    def arrivals(self) -> dict[int, UpdateArrived]:
+        """What the data plane said about the update of each task; the last word where one was pushed again."""
+        return {arrival.task: arrival for arrival in map(as_arrival, self.rows("arrived"))}
+
+    # --- SQLite ------------------------------------------------------------------------------------------------------
+
+    def _write(self, entries: list[Entry]) -> None:
+        execute = self._connection.cursor().execute
+        execute("BEGIN IMMEDIATE")
+        try:
+            for statement, values in entries:
+                execute(statement, values)
+            execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                execute("ROLLBACK")
+            raise
+
+    def _pages(self, asked: dict[str, Any], after: int, limit: int | None) -> Iterator[Row]:
+        self.flush()
+        newest = self._newest()
+        where = " AND ".join(f"{name} = ?" for name in asked) + " AND " * bool(asked)
+        query = f"SELECT * FROM events WHERE {where} sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?"  # noqa: S608
+        while limit is None or limit > 0:
+            size = PAGE_ROWS if limit is None else min(PAGE_ROWS, limit)
+            page = self._select(query, (*asked.values(), after, newest, size))
+            yield from map(read, page)
+            if len(page) < size:
+                return
+            after, limit = page[-1][0], None if limit is None else limit - size
+
+    def _newest(self) -> int:
+        return int(self._select("SELECT coalesce(max(sequence), 0) FROM events")[0][0])
+
+    def _meta(self) -> dict[str, str]:
+        found = dict(self._connection.execute("SELECT name, value FROM meta"))
+        if found.get("schema") != str(SCHEMA):
+            raise InvalidValue(
+                f"{self.path} is a ledger of schema {found.get('schema')} and this version of Offbeat reads {SCHEMA}; "
+                "use the version that wrote it, or start a new run"
+            )
+        return found
+
+    def _select(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        with _explained(f"cannot read the ledger {self.path}"):
+            return self._connection.execute(query, values).fetchall()
+
+
+def _make(path: Path, meta: dict[str, str]) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(_TABLES)
+        connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+        connection.commit()
+
+
+def _connected(path: Path, mode: str) -> sqlite3.Connection:
+    address = f"{path.absolute().as_uri()}?mode={mode}"
+    with _explained(f"cannot open the ledger {path}"):
+        return sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
+
+
+def _refuse_unknown(kind: str) -> None:
+    if kind not in KINDS:
+        raise InvalidValue(f"kind is {kind!r}; use one of {', '.join(KINDS)}")
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, OverflowError) as error:
+        raise OffbeatError(f"{what}: {error}") from error

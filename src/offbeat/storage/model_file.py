@@ -1,0 +1,113 @@
+"""Owns models on disk: safetensors files, each array under its own name.
+
+Rules kept here:
+- Any safetensors reader can read them. Tied arrays are stored once; the metadata say which names share them.
+- Bits are kept: NaN payloads and the sign of zero read back as they were written.
+- A file is written whole or not at all, and one that does not fit the model is refused by the name of what does not.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from offbeat.core.layout import Array, Layout, Model
+from offbeat.errors import InvalidValue, LayoutMismatch
+from offbeat.storage.aside import aside
+
+RESERVED = "__metadata__"
+"""The one name that safetensors keeps for itself."""
+
+Metadata = dict[str, str]
+
+
+def save_model(path: Path, model: Model, metadata: Mapping[str, str]) -> None:
+    """Write one model; `layout` and `tied` are added to its metadata."""
+    _save(path, _arrays(model), {**metadata, **_facts(model.layout)})
+
+
+def load_model(path: Path, layout: Layout) -> tuple[Model, Metadata]:
+    """A model of this layout, and the metadata that were written with it."""
+    arrays, metadata = _load(path)
+    return _packed(path, layout, arrays), metadata
+
+
+def save_models(path: Path, models: Mapping[str, Model], metadata: Mapping[str, str]) -> None:
+    """Write several models of one layout into one file: each array as `model/array`, for checkpoints."""
+    arrays: dict[str, Array] = {}
+    for name, model in models.items():
+        if not name or "/" in name:
+            raise InvalidValue(f"a model is called {name!r} but its name must not be empty nor hold a '/'")
+        arrays |= {f"{name}/{inner}": array for inner, array in _arrays(model).items()}
+    layouts = {model.layout.fingerprint: model.layout for model in models.values()}
+    if len(layouts) != 1:
+        raise InvalidValue(
+            f"models of {len(layouts)} layouts cannot share {path}; save at least one, all of one layout"
+        )
+    (layout,) = layouts.values()
+    _save(path, arrays, {**metadata, **_facts(layout), "models": json.dumps(list(models))})
+
+
+def load_models(path: Path, layout: Layout) -> tuple[dict[str, Model], Metadata]:
+    """The models of this layout that `save_models` wrote, by name and in the order in which they were given."""
+    arrays, metadata = _load(path)
+    groups = _by_model(path, arrays, metadata)
+    return {name: _packed(path, layout, inner) for name, inner in groups.items()}, metadata
+
+
+def _by_model(path: Path, arrays: dict[str, Array], metadata: Metadata) -> dict[str, dict[str, Array]]:
+    try:
+        groups: dict[str, dict[str, Array]] = {name: {} for name in json.loads(metadata["models"])}
+        for full, array in arrays.items():
+            name, _, inner = full.partition("/")
+            groups[name][inner] = array
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidValue(
+            f"{path} does not hold several models, as a checkpoint does; load it as one model"
+        ) from error
+    return groups
+
+
+def _arrays(model: Model) -> dict[str, Array]:
+    """What is stored: every slice of the vector once, and what is carried."""
+    names = (*(slot.name for slot in model.layout.slots), *model.carried)
+    return {name: np.asarray(model[name], order="C") for name in names}
+
+
+def _facts(layout: Layout) -> Metadata:
+    return {"layout": layout.fingerprint, "tied": json.dumps(dict(layout.tied))}
+
+
+def _save(path: Path, arrays: dict[str, Array], metadata: Metadata) -> None:
+    if RESERVED in arrays:
+        raise InvalidValue(f"an array is called {RESERVED!r}, a name that safetensors keeps for itself; rename it")
+    try:
+        content = save(arrays, metadata)
+    except (SafetensorError, TypeError, ValueError) as error:
+        raise InvalidValue(
+            f"cannot write {path}: {error}; arrays must hold numbers or booleans, names and metadata must be text"
+        ) from error
+    with aside(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def _load(path: Path) -> tuple[dict[str, Array], Metadata]:
+    try:
+        with safe_open(path, framework="np") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118 (no dict)
+    except FileNotFoundError:
+        raise InvalidValue(f"there is no model file {path}; a run writes it when it ends") from None
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise InvalidValue(
+            f"{path} is damaged or not a safetensors file ({error}); restore it from a copy, or run again"
+        ) from error
+
+
+def _packed(path: Path, layout: Layout, arrays: Mapping[str, Array]) -> Model:
+    try:
+        return layout.pack(arrays)
+    except LayoutMismatch as error:
+        raise LayoutMismatch(f"{path} does not fit this model: {error}") from error

@@ -1,0 +1,238 @@
+"""Owns what a row of the ledger means: protocol messages to rows, and back.
+
+Rules kept here:
+- One wide row fits every kind; what does not apply is NULL, and only what applies is bound (binding a NULL costs
+  more than all else).
+- Rows hold what happened to the last bit: a decision, an arrival or an evaluation reads back equal to the original.
+  SQLite has no NaN and no -0.0: a distance that is NaN is named in `detail`, metrics live there, and a coefficient
+  of -0.0 reads back as 0.0, which is equal and skips its term all the same.
+- `detail` is a JSON object, or NULL.
+- What tasks, rules and schedules of a user's say may be numpy's numbers, which SQLite would keep as bytes: they are
+  converted.
+"""
+
+import json
+from collections.abc import Callable
+from math import isnan, nan
+from typing import Any, NamedTuple
+
+from offbeat.core.rules import Mix
+from offbeat.protocol.messages import (
+    AnswerPush,
+    Command,
+    Decision,
+    Evaluated,
+    Event,
+    Finish,
+    FleetJoined,
+    HeartbeatArrived,
+    Lease,
+    Outcome,
+    ReleaseTask,
+    RequestEnded,
+    SendTask,
+    TaskRequested,
+    TimePassed,
+    UpdateArrived,
+    UpdateMixed,
+    VersionPublished,
+    WorkerJoined,
+    WorkerLeft,
+)
+from offbeat.storage.json_file import number
+
+
+class Row(NamedTuple):
+    """One line of the ledger: all columns, None where one does not apply."""
+
+    sequence: int
+    at: float
+    kind: str
+    task: int | None
+    worker: int | None
+    device: int | None
+    number: int | None
+    t: int | None
+    tau: int | None
+    staleness: int | None
+    outcome: str | None
+    keep: float | None
+    new: float | None
+    base: float | None
+    publish: int | None
+    samples: int | None
+    gradients: int | None
+    local_iterations: int | None
+    gamma: float | None
+    granted_at: float | None
+    """When the task's lease was granted; `at` is when this row happened."""
+    deadline: float | None
+    finite: int | None
+    distance: float | None
+    decision: int | None
+    """The number of the decision in the coordinator's serial order."""
+    detail: str | None
+
+
+KINDS = (
+    *("fleet_joined", "joined", "left", "requested", "request_ended", "heartbeat", "arrived", "mixed", "published"),
+    *("evaluated", "time_passed", "leased", "released", "decided", "busy", "unknown", "not_yours", "repeated"),
+    "finished",
+)
+
+Entry = tuple[str, tuple[object, ...]]
+"""A statement and its values: one row to be written."""
+
+
+def _insert(kind: str, columns: str) -> str:
+    names = columns.split()
+    return f"INSERT INTO events (kind, {', '.join(names)}) VALUES ('{kind}'{', ?' * len(names)})"  # noqa: S608 (text of this file)
+
+
+def _inserts(kind: str, columns: str) -> tuple[str, str]:
+    """For a lease as it is mostly, and for one whose local iterations or gamma the scheduler set."""
+    lease = "task worker device number tau granted_at deadline"
+    return _insert(kind, f"{columns} {lease}"), _insert(kind, f"{columns} {lease} local_iterations gamma")
+
+
+_DECISION = "at t staleness outcome samples gradients decision"
+
+_FLEET_JOINED = _insert("fleet_joined", "at detail")
+_JOINED = _insert("joined", "at worker device")
+_LEFT = _insert("left", "at worker")
+_REQUESTED = _insert("requested", "at worker")
+_REQUEST_ENDED = _insert("request_ended", "at worker")
+_HEARTBEAT = _insert("heartbeat", "at task")
+_ARRIVED = _insert("arrived", "at task worker samples gradients finite")
+_MEASURED = _insert("arrived", "at task worker samples gradients finite distance detail")
+_MIXED = _insert("mixed", "at decision")
+_PUBLISHED = _insert("published", "at t")
+_EVALUATED = _insert("evaluated", "at t detail")
+_TIME_PASSED = _insert("time_passed", "at")
+_LEASED = _inserts("leased", "at")
+_RELEASED = _inserts("released", "at detail")
+_REFUSED = _inserts("decided", _DECISION)
+_APPLIED = _inserts("decided", f"{_DECISION} keep new base publish")
+_FINISHED = _insert("finished", "at detail")
+_ANSWERED = {
+    Outcome.BUSY.value: _insert("busy", "at task worker outcome"),
+    Outcome.UNKNOWN_TASK.value: _insert("unknown", "at task worker outcome"),
+    Outcome.NOT_YOURS.value: _insert("not_yours", "at task worker outcome"),
+}
+_REPEATED = _insert("repeated", "at task worker outcome")
+_DISTANCE_IS_NAN = '{"distance": "nan"}'
+
+
+# --- messages to rows ------------------------------------------------------------------------------------------------
+
+
+def _arrived(event: UpdateArrived) -> Entry:
+    counts = (int(event.samples), int(event.gradients))
+    values = (event.at, event.task, event.worker, *counts, 1 if event.finite else 0)
+    if event.distance is None:
+        return _ARRIVED, values
+    distance = float(event.distance)
+    return _MEASURED, (*values, distance, _DISTANCE_IS_NAN if isnan(distance) else None)
+
+
+def _evaluated(event: Evaluated) -> Entry:
+    metrics = {name: number(value) for name, value in event.metrics.items()}
+    return _EVALUATED, (event.at, event.t, _detail(metrics=metrics))
+
+
+def _leased(command: SendTask, at: float) -> Entry:
+    lease = command.lease
+    return _LEASED[_is_set(lease)], (at, *_of_lease(lease))
+
+
+def _released(command: ReleaseTask, at: float) -> Entry:
+    lease = command.lease
+    return _RELEASED[_is_set(lease)], (at, _detail(revoked=command.revoked), *_of_lease(lease))
+
+
+def _answered(command: AnswerPush, at: float) -> Entry:
+    decision, outcome = command.decision, command.outcome.value
+    if command.repeated:
+        return _REPEATED, (at, command.task, command.worker, outcome)
+    if decision is None:
+        return _ANSWERED[outcome], (at, command.task, command.worker, outcome)
+    lease, mix = decision.lease, decision.mix
+    counts = (int(decision.samples), int(decision.gradients), decision.sequence)
+    facts = (decision.at, decision.t, decision.staleness, outcome, *counts)
+    if mix is None:
+        return _REFUSED[_is_set(lease)], (*facts, *_of_lease(lease))
+    coefficients = (float(mix.keep), float(mix.new), float(mix.base), 1 if mix.publish else 0)
+    return _APPLIED[_is_set(lease)], (*facts, *coefficients, *_of_lease(lease))
+
+
+def _is_set(lease: Lease) -> bool:
+    return lease.local_iterations is not None or lease.gamma is not None
+
+
+def _of_lease(lease: Lease) -> tuple[object, ...]:
+    who = (lease.task, lease.worker, lease.device, lease.number, lease.tau, lease.granted_at, lease.deadline)
+    if not _is_set(lease):
+        return who
+    iterations = None if lease.local_iterations is None else int(lease.local_iterations)
+    return (*who, iterations, None if lease.gamma is None else float(lease.gamma))
+
+
+def _detail(**facts: object) -> str:
+    return json.dumps(facts)
+
+
+EVENTS: dict[type[Event], Callable[[Any], Entry]] = {
+    UpdateArrived: _arrived,
+    VersionPublished: lambda event: (_PUBLISHED, (event.at, event.t)),
+    Evaluated: _evaluated,
+    HeartbeatArrived: lambda event: (_HEARTBEAT, (event.at, event.task)),
+    RequestEnded: lambda event: (_REQUEST_ENDED, (event.at, event.worker)),
+    FleetJoined: lambda event: (_FLEET_JOINED, (event.at, _detail(size=event.size))),
+    WorkerJoined: lambda event: (_JOINED, (event.at, event.worker, event.device)),
+    WorkerLeft: lambda event: (_LEFT, (event.at, event.worker)),
+}
+"""Always recorded."""
+
+VERBOSE: dict[type[Event], Callable[[Any], Entry]] = {
+    TaskRequested: lambda event: (_REQUESTED, (event.at, event.worker)),
+    UpdateMixed: lambda event: (_MIXED, (event.at, event.sequence)),
+    TimePassed: lambda event: (_TIME_PASSED, (event.at,)),
+}
+"""Many, and they follow from the others: recorded where asked for."""
+
+COMMANDS: dict[type[Command], Callable[[Any, float], Entry]] = {
+    AnswerPush: _answered,
+    SendTask: _leased,
+    ReleaseTask: _released,
+    Finish: lambda command, at: (_FINISHED, (at, _detail(reason=command.reason))),
+}
+"""What the coordinator did; the other commands show in the events that follow them."""
+
+
+# --- rows to messages ------------------------------------------------------------------------------------------------
+
+
+def read(stored: tuple[Any, ...]) -> Row:
+    """A row as SQLite gives it."""
+    row = Row._make(stored)
+    return row._replace(distance=nan) if row.detail == _DISTANCE_IS_NAN else row
+
+
+def as_decision(row: Any) -> Decision:
+    """The decision that a `decided` row holds, its lease included."""
+    who = (row.task, row.worker, row.device, row.number, row.tau)
+    lease = Lease(*who, row.granted_at, row.deadline, row.local_iterations, row.gamma)
+    mix = None if row.keep is None else Mix(row.keep, row.new, row.base, bool(row.publish))
+    outcome, facts = Outcome(row.outcome), (row.samples, row.gradients)
+    return Decision(row.decision, row.at, lease, outcome, row.t, row.staleness, mix, *facts)
+
+
+def as_arrival(row: Any) -> UpdateArrived:
+    """The event that an `arrived` row holds."""
+    return UpdateArrived(row.at, row.worker, row.task, row.samples, row.gradients, bool(row.finite), row.distance)
+
+
+def as_evaluation(row: Any) -> Evaluated:
+    """The event that an `evaluated` row holds."""
+    metrics = json.loads(row.detail)["metrics"]
+    return Evaluated(row.at, row.t, {name: float(value) for name, value in metrics.items()})

@@ -1,0 +1,202 @@
+"""Owns the folder of a run: which files it has, who may write them, and whether the run is over.
+
+    settings.json           written first: a folder with it is a run's
+    ledger.sqlite           everything that happened
+    checkpoint.safetensors  where an interrupted run goes on
+    x.safetensors           the final model
+    summary.json            written last: a folder with it is a finished run's
+    *.png, *.svg            plots
+
+Rules kept here:
+- A run is begun in a new or an empty folder, or goes on in its own; everything else is refused and left as it was.
+- One process writes a folder at a time; any number read it, also while it is written.
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from offbeat.core.layout import Layout, Model
+from offbeat.errors import InvalidValue
+from offbeat.storage.aside import cannot_write, is_leftover
+from offbeat.storage.json_file import plain, read_json, write_json
+from offbeat.storage.ledger import Ledger
+from offbeat.storage.lock import Lock, is_held
+from offbeat.storage.model_file import load_model, save_model
+
+SETTINGS, SUMMARY, LEDGER, LOCK = "settings.json", "summary.json", "ledger.sqlite", ".lock"
+CHECKPOINT, FINAL = "checkpoint.safetensors", "x.safetensors"
+SHOWN_MAX = 60
+"""Characters of a setting's value that a message shows."""
+
+State = Literal["running", "interrupted", "finished"]
+
+
+class RunFolder:
+    """The folder of one run: begun by the process that runs it, opened by those who only read."""
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], *, lock: Lock | None, resumed: bool) -> None:
+        self.path, self.settings, self.resumed = path, settings, resumed
+        self._lock = lock
+        self._ledger: Ledger | None = None
+
+    @classmethod
+    def begin(cls, path: Path, settings: Mapping[str, object]) -> Self:
+        """Begin a run, or resume (`resumed`) one of the same settings that was interrupted."""
+        wanted: dict[str, Any] = plain(settings, "settings")
+        missing: list[Path] = []
+        try:
+            missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+            _resumable(path, wanted)
+            for folder in reversed(missing):
+                folder.mkdir(exist_ok=True)
+            lock = Lock.take(path / LOCK)
+            return cls(path, wanted, lock=lock, resumed=_prepared(path, wanted, lock))
+        except BaseException as error:
+            for folder in missing:
+                with suppress(OSError):
+                    folder.rmdir()
+            if isinstance(error, OSError):
+                raise cannot_write(path, error) from error
+            raise
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Read a run: finished, interrupted, or under way in another process."""
+        if not _there(path / SETTINGS):
+            raise InvalidValue(f"{path} is not the folder of a run: it has no {SETTINGS}; give the --dir of a run")
+        return cls(path, read_json(path / SETTINGS), lock=None, resumed=False)
+
+    @classmethod
+    def recorded(cls, path: Path, name: str) -> Any:
+        """A setting of the run that is in this folder; None if there is no run, or no such setting."""
+        return read_json(path / SETTINGS).get(name) if _there(path / SETTINGS) else None
+
+    # --- what it holds -----------------------------------------------------------------------------------------------
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """The results, once the run is finished."""
+        return read_json(self.path / SUMMARY) if (self.path / SUMMARY).is_file() else None
+
+    @property
+    def state(self) -> State:
+        """Finished, running in some process, or neither."""
+        if (self.path / SUMMARY).is_file():
+            return "finished"
+        return "running" if self._lock or is_held(self.path / LOCK) else "interrupted"
+
+    @property
+    def checkpoint_path(self) -> Path:
+        """Where the checkpoint is, or will be."""
+        return self.path / CHECKPOINT
+
+    def ledger(self, *, durable: bool = False, verbose: bool = False) -> Ledger:
+        """The ledger: the run's own, made where it is missing and closed with the folder; or another one to read."""
+        file = self.path / LEDGER
+        if self._lock is None:
+            return Ledger.open(file, read_only=True)
+        if self._ledger is None:
+            there = file.exists()
+            self._ledger = (
+                Ledger.open(file, durable=durable) if there else Ledger.create(file, durable=durable, verbose=verbose)
+            )
+        return self._ledger
+
+    def model(self, layout: Layout) -> Model:
+        """The final model."""
+        return load_model(self.path / FINAL, layout)[0]
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def finish(self, summary: Mapping[str, object], x: Model) -> None:
+        """The run is over: write the final model, then the summary that says so."""
+        if self._lock is None:
+            raise InvalidValue(f"{self.path} was opened for reading; only the process that began the run can finish it")
+        results: dict[str, Any] = plain(summary, "summary")
+        if self._ledger is not None:
+            self._ledger.flush()
+        save_model(self.path / FINAL, x, {"t": str(results["t"])} if "t" in results else {})
+        write_json(self.path / SUMMARY, results)
+
+    def close(self) -> None:
+        """Close the run's ledger and let others write; a second time does nothing."""
+        try:
+            if self._ledger is not None:
+                self._ledger.close()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+            self._lock = self._ledger = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that no file can have, or a folder that may not be looked into
+        return False
+
+
+def _prepared(path: Path, wanted: dict[str, Any], lock: Lock) -> bool:
+    """Look again, now that nobody else writes; tidy up; write the settings. Is the run resumed?"""
+    try:
+        resumed = _resumable(path, wanted)
+        for name in _leftovers(path):
+            (path / name).unlink(missing_ok=True)
+        if not resumed:
+            write_json(path / SETTINGS, wanted)
+    except BaseException:
+        lock.release()
+        raise
+    return resumed
+
+
+def _resumable(path: Path, wanted: dict[str, Any]) -> bool:
+    """Is it this very run, interrupted? False where a run can begin; everything else is refused."""
+    if not path.exists():
+        return False
+    if not path.is_dir():
+        raise InvalidValue(f"{path} is a file; give a new or an empty folder")
+    if not (path / SETTINGS).exists():
+        strangers = {entry.name for entry in path.iterdir()} - {LOCK, *_leftovers(path)}
+        if strangers:
+            raise InvalidValue(f"{path} holds other files ({_some(sorted(strangers))}); give a new or an empty folder")
+        return False
+    different = _differences(read_json(path / SETTINGS), wanted)
+    if (path / SUMMARY).exists():
+        raise InvalidValue(f"{path} holds a finished run; give a new or an empty folder")
+    if different:
+        raise InvalidValue(
+            f"{path} holds a run with other settings: {'; '.join(different)}. "
+            "Use the same settings to resume it, or give a new or an empty folder"
+        )
+    return True
+
+
+def _differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    pairs = {name: (there.get(name), here.get(name)) for name in sorted({*there, *here})}
+    return [f"{name} is {_shown(old)} there and {_shown(new)} here" for name, (old, new) in pairs.items() if old != new]
+
+
+def _shown(value: object) -> str:
+    text = "not set" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= SHOWN_MAX else text[: SHOWN_MAX - 3] + "..."
+
+
+def _leftovers(path: Path) -> list[str]:
+    """Files that a process which died was still writing."""
+    ours = (SETTINGS, SUMMARY, LEDGER, CHECKPOINT, FINAL)
+    return [entry.name for entry in path.iterdir() if any(is_leftover(entry.name, name) for name in ours)]
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
