@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.core.rules import Facts, Memory, Mix, Rule, delta, fedasync, fedavg, fedbuff, scaled_from
+from offbeat.core.rules import Facts, Memory, Mix, Rule, delta, fedasync, fedavg, fedbuff, from_spec, scaled_from
 from offbeat.core.staleness import constant, exponential, hinge, polynomial
 from offbeat.errors import InvalidValue, OffbeatError
 
@@ -243,6 +243,49 @@ def test_specs_tell_numbers_apart_to_the_last_digit() -> None:
     assert fedasync(0.6) != fedasync(near)
     assert delta(0.5, beta=0.6) != delta(0.5, beta=near)
     assert fedbuff(2, 0.6) != fedbuff(2, near)
+
+
+def test_specs_are_equal_where_the_numbers_are() -> None:
+    assert fedasync(1) == fedasync(1.0) == fedasync(np.float64(1.0))
+    assert delta(0.5, beta=0) == delta(np.float64(0.5), beta=0.0)
+    assert fedbuff(2, 1) == fedbuff(2, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "rule"),
+    [
+        ("fedasync", fedasync(0.6, hinge(10, 4))),
+        ("delta", delta(0.6, hinge(10, 4))),
+        ("delta:0.25", delta(0.6, hinge(10, 4), 0.25)),
+        ("fedbuff:10", fedbuff(10, staleness_fn=hinge(10, 4))),
+        ("fedbuff:10,0.5", fedbuff(10, 0.5, hinge(10, 4))),
+        ("fedavg:3", fedavg(3)),
+        ("sgd", fedasync(1.0)),
+    ],
+)
+def test_a_settings_string_names_its_rule(spec: str, rule: Rule) -> None:
+    named = from_spec(spec, 0.6, hinge(10, 4))
+    assert named == rule
+    facts = [Facts(t=t, tau=t // 3, samples=t) for t in range(1, 20)]
+    assert decided(named, facts) == decided(rule, facts)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("", "fedsync", "FedAsync", "fedasync:1", "sgd:1", "delta:1,2", "delta:a", "fedbuff", "fedbuff:"),
+        *("fedbuff:1.5", "fedbuff:nan", "fedbuff:inf", "fedbuff:2,1,1", "fedavg", "fedavg:2,3", "fedavg:x"),
+    ],
+)
+def test_a_settings_string_that_names_nothing_is_refused(spec: str) -> None:
+    with pytest.raises(InvalidValue, match="is unknown; use fedasync, delta"):
+        from_spec(spec, 0.6, constant())
+
+
+@pytest.mark.parametrize("spec", ["fedbuff:0", "fedbuff:-1", "fedbuff:2,0", "fedavg:0", "delta:2", "delta:nan"])
+def test_a_settings_string_with_numbers_out_of_range_says_which(spec: str) -> None:
+    with pytest.raises(InvalidValue, match="but must"):
+        from_spec(spec, 0.6, constant())
 
 
 @pytest.mark.parametrize("wrong", [lambda: fedasync(0), lambda: Facts(t=1, tau=1), lambda: fedavg(0)])

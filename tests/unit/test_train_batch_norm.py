@@ -15,6 +15,7 @@ from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue
 from offbeat.task import Work, solve, start
 
+POLICIES = ["mix", "keep_local", "recompute"]
 STATISTICS = {"0.running_mean", "0.running_var", "0.num_batches_tracked"}
 
 
@@ -33,8 +34,7 @@ def task_of(policy: Any, samples: int = 64, **changes: Any) -> offbeat.torch.Tas
 
 
 def flat_network(task: offbeat.torch.Task) -> nn.Module:
-    assert task._flat is not None
-    return task._flat[1].module
+    return task._flat.module
 
 
 def layer_of(task: offbeat.torch.Task) -> nn.BatchNorm1d:
@@ -117,7 +117,7 @@ def test_recomputed_statistics_weigh_every_input_the_same() -> None:
     assert task.evaluate(x)["loss"] == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize("policy", ["mix", "keep_local", "recompute"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_test_set_of_any_size_can_be_evaluated(policy: str) -> None:
     task = task_of(policy, samples=1001)
     assert task.evaluate(start(task, 0)).keys() == {"loss"}
@@ -156,6 +156,35 @@ def test_calibration_that_fails_puts_settings_and_statistics_back() -> None:
     with pytest.raises(RuntimeError, match="running_mean"):
         task.evaluate(x)
     assert kept(task) == before
+
+
+class Spare(nn.Module):
+    """Has a layer that only another use of the model would call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare, self.head = nn.BatchNorm1d(4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        answer: Tensor = self.head(self.used(inputs))
+        return answer
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_layer_that_is_not_called_does_no_harm(policy: Any) -> None:
+    pair = (skewed(64), torch.zeros(64, 2))
+    task = offbeat.torch.Task(Spare, nn.functional.mse_loss, [pair], pair, batch_norm=policy)
+    assert task.evaluate(start(task, 0)).keys() == {"loss"}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_images_are_normalised_by_channel(policy: Any) -> None:
+    images = 5 + 3 * torch.randn(32, 4, 3, 3, generator=torch.Generator().manual_seed(2))
+    pair = (images, torch.zeros(32, 36))
+    model = nn.Sequential(nn.BatchNorm2d(4), nn.Flatten())
+    task = offbeat.torch.Task(model, nn.functional.mse_loss, [pair], pair, batch_norm=policy)
+    loss = task.evaluate(start(task, 0))["loss"]
+    assert loss == pytest.approx(float(images.square().mean()) if policy == "mix" else 1.0, rel=1e-2)
 
 
 def test_other_layers_stay_in_evaluation_mode() -> None:

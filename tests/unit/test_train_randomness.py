@@ -88,12 +88,15 @@ def test_the_global_random_states_do_not_matter() -> None:
 
 def test_the_number_of_threads_does_not_matter() -> None:
     def wide() -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 3000), nn.ReLU(), nn.Linear(3000, 3))
+        return nn.Linear(6, 20_000)
+
+    def far_from_mean(outputs: Tensor, _: Tensor) -> Tensor:
+        return (outputs.square().mean() - 3).square()  # a long sum, which threads would cut into parts
 
     answers = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        answers.append(trained(task_of(wide, batch_size=40)).tobytes())
+        answers.append(trained(task_of(wide, far_from_mean, batch_size=40)).tobytes())
     assert len(set(answers)) == 1
 
 

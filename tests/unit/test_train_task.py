@@ -1,5 +1,6 @@
 """The PyTorch task turns a model, a loss and data into `initial`, `train` and `evaluate`."""
 
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -136,8 +137,12 @@ def test_frozen_parameters_stay_and_are_the_same_for_the_same_seed() -> None:
     assert np.array_equal(x[0].vector, x[1].vector)
     updates = [solve(task, x[0], Work(device=0, seed=4)) for task in (*tasks, task_of(half_frozen, local_passes=3))]
     assert len({update.x_new.vector.tobytes() for update in updates}) == 1
-    other_seed = solve(tasks[0], x[0], Work(device=0, seed=5))
-    assert not np.array_equal(other_seed.x_new.vector, updates[0].x_new.vector)
+
+
+def test_frozen_parameters_are_those_of_the_runs_seed_whatever_the_task_did_before() -> None:
+    used, fresh, work = task_of(half_frozen), task_of(half_frozen), Work(device=0, seed=5)
+    x = start(used, 4)
+    assert np.array_equal(solve(used, x, work).x_new.vector, solve(fresh, x, work).x_new.vector)
 
 
 def test_tied_parameters_train_as_one() -> None:
@@ -315,3 +320,55 @@ def test_a_model_of_another_layout_is_refused(verb: str) -> None:
 def test_work_below_zero_is_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidValue, match=f"{name} is -1"):
         Work(**{"device": 0, name: -1})
+
+
+def test_what_is_frozen_is_the_same_in_every_run_and_every_process() -> None:
+    """A server that starts again, or a task that serves several seeds at once, evaluates with the same constants."""
+    one, fresh = task_of(half_frozen), task_of(half_frozen)
+    x = start(one, 7)
+    start(one, 8)
+    assert one.evaluate(x) == fresh.evaluate(x)
+    first, second = (solve(task, x, Work(0, seed=7)).x_new.vector for task in (one, fresh))
+    assert np.array_equal(first, second)
+
+
+def test_a_batch_of_one_under_batch_norm_is_explained() -> None:
+    pair = (torch.randn(5, 4), torch.zeros(5, 2))
+    task = offbeat.torch.Task(
+        lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)), nn.functional.mse_loss, [pair], batch_size=4
+    )
+    with pytest.raises(InvalidValue, match="leaves a batch of one; BatchNorm needs two"):
+        solve(task, start(task, 0), Work(0))
+
+
+def test_settings_can_be_changed_and_data_pooled() -> None:
+    task = task_of(data=[blobs()], local_iterations=3, gamma=0.1)
+    assert task.devices == 1
+    other = task.with_settings(gamma=0.5, local_passes=2)
+    assert (other.solver.gamma, other.solver.local_passes, other.solver.local_iterations) == (0.5, 2, None)
+    assert task.solver.gamma == 0.1
+    assert (task.iterations(Work(0)), task.iterations(Work(0, local_iterations=7))) == (3, 7)
+    samples = len(task.device_data(0)[0])
+    assert other.iterations(Work(0)) == 2 * -(-samples // other.solver.batch_size)
+    pair = (torch.ones(3, 4), torch.zeros(3, dtype=torch.int64))
+    three = offbeat.torch.Task(classifier, nn.functional.cross_entropy, [pair, pair, pair])
+    assert len(three.pooled().device_data(0)[0]) == 9
+    assert len(three.pooled(2).device_data(0)[0]) == 6
+    given = offbeat.torch.Task(classifier, nn.functional.cross_entropy, lambda _: pair)
+    assert given.devices is None
+    with pytest.raises(InvalidValue, match="say with `devices`"):
+        given.pooled()
+
+
+def test_a_task_travels_by_its_arguments() -> None:
+    pair = (torch.randn(6, 4), torch.zeros(6, dtype=torch.int64))
+    task = offbeat.torch.Task(classifier, nn.functional.cross_entropy, [pair], gamma=0.25)
+    copied = pickle.loads(pickle.dumps(task))  # noqa: S301 (made in the same line)
+    x = start(task, 3)
+    first, second = (solve(each, x, Work(0)).x_new.vector for each in (task, copied))
+    assert np.array_equal(first, second)
+
+
+def test_an_unknown_accelerator_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="accelerator is 'gpu'"):
+        task_of(accelerator="gpu")

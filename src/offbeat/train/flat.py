@@ -66,7 +66,7 @@ class FlatModule:
         for name, ours in self._buffers.items():
             theirs = self.module.get_buffer(name)
             if theirs is not ours:  # the module's code made a new tensor instead of writing into the old one
-                ours.copy_(theirs)
+                ours.copy_(theirs.detach())
         torch.from_numpy(model.vector).copy_(self.values)
         for name, buffer in self.carried.items():
             torch.from_numpy(model.carried[name]).copy_(buffer)

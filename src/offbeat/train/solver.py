@@ -5,7 +5,7 @@ It is done in the authors' order, first the proximal pull and then the gradient 
 gradient was taken before) but leaves x exactly alone while x = x_tau.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import isfinite
 
@@ -18,6 +18,11 @@ from offbeat.train.flat import FlatModule
 
 Batch = tuple[Tensor, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
+
+SORTED_SAMPLES_MAX = 256
+"""Up to here sorting random numbers is faster than a call of `choice` per iteration."""
+SORTED_MAX = 2**20
+"""How many random numbers are sorted at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +53,29 @@ class Solver:
         if self.local_passes is not None and self.local_iterations is not None:
             raise InvalidValue("give local_passes or local_iterations, not both: each says how much one task trains")
 
-    def batches(self, samples: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    def iterations(self, samples: int) -> int:
+        """How many iterations one task on a device with this many samples takes."""
+        size = min(self.batch_size, samples)
+        return self.local_iterations or (self.local_passes or 1) * -(-samples // size)
+
+    def batches(self, samples: int, rng: np.random.Generator) -> list[np.ndarray]:
         """The indices of the samples of every iteration, in turn."""
+        indices, counts = self.draw(samples, rng)
+        return [batch[:count] for batch, count in zip(indices, counts.tolist(), strict=True)]
+
+    def draw(self, samples: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """All batches at once: indices of (iterations, size), and how many count of each; the rest fills short ones."""
         size = min(self.batch_size, samples)
         if self.local_iterations is not None:
-            for _ in range(self.local_iterations):
-                yield rng.choice(samples, size, replace=False)
-            return
-        for _ in range(self.local_passes or 1):
+            return _subsets(rng, self.local_iterations, samples, size), np.full(self.local_iterations, size)
+        each = -(-samples // size)
+        indices, counts = [], np.full((self.local_passes or 1, each), size)
+        for _ in counts:
             order = rng.permutation(samples)
-            for lo in range(0, samples, size):
-                yield order[lo : lo + size]
+            filling = np.full(each * size - samples, order[(each - 1) * size])
+            indices.append(np.concatenate([order, filling]).reshape(each, size))
+        counts[:, -1] = samples - (each - 1) * size
+        return np.concatenate(indices), counts.ravel()
 
     def step(self, parameters: Tensor, gradients: Tensor, x_tau: Tensor) -> None:
         """One iteration on flat tensors, in place; `gradients` holds grad f at `parameters`."""
@@ -85,6 +102,13 @@ class Solver:
                 total += value
             iterations += 1
         return iterations, float(total) / max(iterations, 1)
+
+
+def _subsets(rng: np.random.Generator, rows: int, samples: int, size: int) -> np.ndarray:
+    """In every row, `size` of the samples without replacement; for small data all rows are drawn at once."""
+    if samples <= SORTED_SAMPLES_MAX and rows * samples <= SORTED_MAX:
+        return rng.random(rows * samples).reshape(rows, samples).argsort(axis=1)[:, :size]
+    return np.stack([rng.choice(samples, size, replace=False) for _ in range(rows)])
 
 
 def _require(name: str, value: float, *, right: bool, allowed: str) -> None:

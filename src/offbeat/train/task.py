@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -24,6 +24,7 @@ from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue
 from offbeat.task import Trained, Work
 from offbeat.train.flat import FlatModule
+from offbeat.train.lanes import Lanes, lanes_of
 from offbeat.train.randomness import keyed, one_thread, seeded
 from offbeat.train.solver import Batch, Loss, Solver
 
@@ -33,6 +34,7 @@ Data = Callable[[int], tuple[Any, Any]] | Sequence[tuple[Any, Any]]
 
 EVALUATION_BATCH = 1000
 DEVICES_CACHED = 1024
+SOLVERS_CACHED = 64
 
 
 class Task:
@@ -65,6 +67,7 @@ class Task:
         calibration: Any = None,
         accelerator: str = "auto",
     ) -> None:
+        self._arguments = {name: value for name, value in locals().items() if name != "self"}
         if batch_norm not in get_args(BatchNormPolicy):
             raise InvalidValue(f"batch_norm is {batch_norm!r}; use one of {', '.join(get_args(BatchNormPolicy))}")
         self.model, self.loss, self.data = model, loss, data
@@ -75,17 +78,47 @@ class Task:
         self.metrics = _default_metrics(self.test) if metrics is None else dict(metrics)
         self.calibration = None if calibration is None else _tensor(calibration).to(self.accelerator)
         self.device_data = lru_cache(DEVICES_CACHED)(self._device_data)
-        self._flat: tuple[int, FlatModule] | None = None
+        self._solvers = lru_cache(SOLVERS_CACHED)(self._solver)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy in another process is made anew from the same arguments."""
+        return partial(Task, **self._arguments), ()
+
+    @property
+    def devices(self) -> int | None:
+        """How many devices there are data for; None where a function gives them."""
+        return None if callable(self.data) else len(self.data)
+
+    def with_settings(self, **changes: Any) -> "Task":
+        """This task with other settings: gamma, rho, batch_size, local_passes, local_iterations."""
+        if "local_passes" in changes:
+            changes = {"local_iterations": None, **changes}
+        elif "local_iterations" in changes:
+            changes = {"local_passes": None, **changes}
+        return Task(**{**self._arguments, **changes})
+
+    def pooled(self, devices: int | None = None) -> "Task":
+        """This task with everybody's data on one device: what single-machine SGD trains on."""
+        count = devices or self.devices
+        if count is None:
+            raise InvalidValue("data is a function, so say with `devices` how many devices to pool")
+        everybody = [self._device_data(device) for device in range(count)]
+        inputs, targets = (torch.cat(parts) for parts in zip(*everybody, strict=True))
+        return Task(**{**self._arguments, "data": [(inputs, targets)]})
+
+    def iterations(self, work: Work) -> int:
+        """How many local iterations this training takes."""
+        return self._leased(work).iterations(len(self.device_data(work.device)[0]))
 
     def initial(self, seed: int) -> Model:
         """x_0, drawn from the seed of the run."""
-        flat = self._flat_module(seed, anew=True)
+        flat = self._made(seed)
         carried = {name: buffer.cpu().numpy() for name, buffer in flat.carried.items()}
         return Model(flat.layout, flat.values.cpu().numpy(), carried).copy()
 
     def train(self, model: Model, work: Work) -> Trained:
         """Solve the device's proximal problem from x_tau; leaves x_new in the model."""
-        flat = self._flat_module(work.seed)
+        flat = self._flat
         flat.load(model)
         inputs, targets = self.device_data(work.device)
         solver = self._leased(work)
@@ -93,19 +126,40 @@ class Task:
         with keyed(work) as rng:
             indices = (torch.from_numpy(batch) for batch in solver.batches(len(inputs), rng))
             batches = ((inputs[batch], targets[batch]) for batch in indices)
-            iterations, loss = solver.solve(flat, self.loss, batches, x_tau)
+            try:
+                iterations, loss = solver.solve(flat, self.loss, batches, x_tau)
+            except ValueError as error:
+                raise _explained(error, work.device, len(inputs)) from error
         flat.store(model)
         return Trained(len(inputs), iterations, {"loss": loss})
+
+    def batchable(self) -> str | None:
+        """Why trainings of this task cannot run together as one tensor program; None where they can."""
+        lanes = self._lanes
+        return lanes if isinstance(lanes, str) else None
+
+    def train_many(self, jobs: Sequence[tuple[Model, Work]]) -> tuple[list[tuple[Model, Trained]], int]:
+        """Trainings from their x_tau, run together: x_new and report of each, and in how many runs of the program."""
+        lanes = self._lanes
+        if isinstance(lanes, str):
+            raise InvalidValue(f"trainings of this task cannot run together: {lanes}; train one at a time")
+        with one_thread(), torch.no_grad():
+            return lanes.train([(x_tau, work, self._leased(work)) for x_tau, work in jobs])
 
     def evaluate(self, model: Model) -> dict[str, float]:
         """Loss and metrics on the test data; empty without test data."""
         if self.test is None:
             return {}
-        flat = self._flat_module(None)
+        flat = self._flat
         flat.load(model)
         flat.module.eval()
         with one_thread(), torch.no_grad(), self._statistics(flat, self.test[0]):
             return self._measure(flat.module, self.test)
+
+    @cached_property
+    def _lanes(self) -> Lanes | str:
+        with one_thread():
+            return lanes_of(self._flat, self.loss, self.solver, self._device_data, DEVICES_CACHED)
 
     def _measure(self, module: nn.Module, test: Batch) -> dict[str, float]:
         measures: dict[str, Metric] = {"loss": self.loss, **self.metrics}
@@ -117,23 +171,27 @@ class Task:
                 totals[name] += float(measure(outputs, answers).double().mean()) * len(part)
         return {name: total / len(inputs) for name, total in totals.items()}
 
-    def _flat_module(self, seed: int | None, *, anew: bool = False) -> FlatModule:
-        """The module, made from the seed of the run: what is frozen in it must be the same on every worker."""
-        if self._flat is None or anew or (seed is not None and seed != self._flat[0]):
-            with seeded(np.random.default_rng(seed or 0)):
-                module = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model()
-            if not isinstance(module, nn.Module):
-                raise InvalidValue(f"model must be a torch.nn.Module or a function that makes one, not {module!r}")
-            flat = FlatModule(module, mix_statistics=self.batch_norm == "mix", accelerator=self.accelerator)
-            self._flat = (seed or 0, flat)
-        return self._flat[1]
+    @cached_property
+    def _flat(self) -> FlatModule:
+        """The module that trains and evaluates; what is frozen in it is the same in every run and on every worker."""
+        return self._made(0)
+
+    def _made(self, seed: int) -> FlatModule:
+        with seeded(np.random.default_rng(seed)):
+            module = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model()
+        if not isinstance(module, nn.Module):
+            raise InvalidValue(f"model must be a torch.nn.Module or a function that makes one, not {module!r}")
+        return FlatModule(module, mix_statistics=self.batch_norm == "mix", accelerator=self.accelerator)
 
     def _leased(self, work: Work) -> Solver:
+        return self._solvers(work.gamma, work.local_iterations)
+
+    def _solver(self, gamma: float | None, local_iterations: int | None) -> Solver:
         solver = self.solver
-        if work.gamma is not None:
-            solver = replace(solver, gamma=work.gamma)
-        if work.local_iterations is not None:
-            solver = replace(solver, local_passes=None, local_iterations=work.local_iterations)
+        if gamma is not None:
+            solver = replace(solver, gamma=gamma)
+        if local_iterations is not None:
+            solver = replace(solver, local_passes=None, local_iterations=local_iterations)
         return solver
 
     def _device_data(self, device: int) -> Batch:
@@ -176,7 +234,7 @@ def _recompute(module: nn.Module, layers: Sequence[_BatchNorm], inputs: Tensor) 
     def note(layer: _BatchNorm, arguments: tuple[Tensor]) -> None:
         channels = arguments[0].transpose(0, 1).flatten(1).double()
         seen[layer].append(
-            torch.stack([channels.sum(1), channels.square().sum(1), torch.ones(len(channels)) * channels.shape[1]])
+            torch.stack([channels.sum(1), channels.square().sum(1), torch.full_like(channels[:, 0], channels.shape[1])])
         )
 
     hooks = [layer.register_forward_pre_hook(note) for layer in layers]
@@ -186,17 +244,29 @@ def _recompute(module: nn.Module, layers: Sequence[_BatchNorm], inputs: Tensor) 
     finally:
         for hook in hooks:
             hook.remove()
-    for layer in layers:
-        total, squares, count = torch.stack(seen[layer]).sum(0)
+    for layer, moments in seen.items():
+        layer.eval()
+        if not moments:
+            continue  # the module does not call it
+        total, squares, count = torch.stack(moments).sum(0)
         mean = total / count
         variance = (squares - count * mean.square()) / (count - 1).clamp(min=1)
         layer.load_state_dict({**layer.state_dict(), "running_mean": mean.float(), "running_var": variance.float()})
-        layer.eval()
 
 
 def _parts(tensor: Tensor) -> Sequence[Tensor]:
     """Batches of equal size for evaluation: none is so short that BatchNorm could not use its own statistics."""
     return torch.tensor_split(tensor, -(-len(tensor) // EVALUATION_BATCH))
+
+
+def _explained(error: ValueError, device: int, samples: int) -> ValueError:
+    """torch's word about BatchNorm and a single sample, with what to do about it."""
+    if "more than 1 value per channel" not in str(error):
+        return error
+    return InvalidValue(
+        f"device {device} has {samples} samples, which leaves a batch of one; BatchNorm needs two: "
+        "choose another batch_size, or use local_iterations"
+    )
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -219,7 +289,10 @@ def _tensor(part: Any) -> Tensor:
 
 def _accelerator(name: str) -> torch.device:
     if name != "auto":
-        return torch.device(name)
+        try:
+            return torch.device(name)
+        except RuntimeError:
+            raise InvalidValue(f"accelerator is {name!r}; use auto, cpu, cuda or mps") from None
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

@@ -1,0 +1,81 @@
+"""Owns the executor that trains together, in one tensor program and one thread, whatever waits to be trained.
+
+Rules kept here:
+- Nothing is trained before a result is needed; then everything that was submitted and is not done is trained with it.
+- What comes out of a job does not depend on the jobs beside it; the task sees to that.
+- The schedule is never changed to fill the program: how full it was is reported.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from offbeat.core.layout import Model
+from offbeat.errors import InvalidValue
+from offbeat.sim.executors import Job
+from offbeat.task import Task, Trained, Update, Work
+
+
+@runtime_checkable
+class Batchable(Task, Protocol):
+    """A task that may be able to train many at once."""
+
+    def batchable(self) -> str | None:
+        """Why it cannot; None where it can."""
+        ...
+
+    def train_many(self, jobs: Sequence[tuple[Model, Work]]) -> tuple[list[tuple[Model, Trained]], int]:
+        """(x_new, report) of every (x_tau, work), in order, and how many runs of the tensor program they took."""
+        ...
+
+
+def obstacle(task: Task) -> str | None:
+    """Why trainings of this task cannot be batched; None where they can."""
+    return task.batchable() if isinstance(task, Batchable) else f"{type(task).__name__} has no `train_many`"
+
+
+class Batched:
+    """Trains all that was submitted, together, when the first of it is needed."""
+
+    name = "batched"
+
+    def __init__(self, task: Task) -> None:
+        reason = obstacle(task)
+        if reason is not None or not isinstance(task, Batchable):
+            raise InvalidValue(f"this task cannot be batched: {reason}; use the executor `inline` or `processes`")
+        self.task = task
+        self.jobs = self.programs = 0
+        self._waiting: dict[Job, None] = {}
+
+    def submit(self, x_tau: Model, work: Work) -> Job:
+        """Wait until some result is needed."""
+        job = Job(x_tau, work)
+        self._waiting[job] = None
+        return job
+
+    def finish(self, jobs: Sequence[Job]) -> None:
+        """Train these jobs and everything else that waits."""
+        needed = [job for job in jobs if job.update is None]
+        if not needed:
+            return
+        batch = [*(self._waiting | dict.fromkeys(needed))]
+        results, programs = self.task.train_many([(job.x_tau, job.work) for job in batch])
+        for job, (x_new, trained) in zip(batch, results, strict=True):
+            job.update = Update(x_new.freeze(), job.work, trained)
+        self._waiting.clear()
+        self.jobs += len(batch)
+        self.programs += programs
+
+    def cancel(self, job: Job) -> None:
+        """Do not train it, if it still waits."""
+        self._waiting.pop(job, None)
+
+    def evaluate(self, model: Model) -> Mapping[str, float]:
+        """Here and now."""
+        return self.task.evaluate(model)
+
+    def report(self) -> dict[str, float]:
+        """How many runs of the program there were, and how many lanes of one were filled on average."""
+        return {"lanes_mean": self.jobs / max(self.programs, 1), "programs": self.programs}
+
+    def close(self) -> None:
+        """Nothing to end."""

@@ -1,0 +1,278 @@
+"""Owns how trainings of one task share a tensor program: whether they can, on which samples, and who with whom.
+
+Rules kept here:
+- A lane draws the samples that the same training would draw alone, from the same stream.
+- The shape of a lane's batches depends on its own device and settings and on nothing else. Lanes of equal shape share
+  a run of the program. One with fewer iterations than the others is taken out when it is done; what its place in the
+  program calculates from then on is nobody's.
+- The samples of all devices in use lie end to end, so the batches of all lanes are gathered in one go and nothing is
+  copied per training. When too many devices are in use, the pool starts afresh.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offbeat.core.layout import Array, Layout, Model, Vector
+from offbeat.errors import InvalidValue, LayoutMismatch
+from offbeat.task import Trained, Work
+from offbeat.train.flat import FlatModule
+from offbeat.train.losses import CrossEntropy, lane_loss
+from offbeat.train.randomness import seeded
+from offbeat.train.solver import Batch, Loss, Solver
+from offbeat.train.stacked import Program, obstacle
+
+Load = Callable[[int], Batch]
+
+SAMPLES_AT_ONCE = 2**17
+"""How many samples of all lanes are laid out ahead: long trainings are done in several spans of iterations."""
+SEED_WORDS = 3
+"""How many 64-bit words `offbeat.train.randomness.seeded` takes from a stream; a test compares the two."""
+
+
+class Lane(NamedTuple):
+    """One training, ready to go."""
+
+    number: int
+    """Its place among the trainings asked for."""
+    x_tau: Model
+    device: int
+    gamma: float
+    samples: int
+    indices: Array
+    """(iterations, size): which of the device's samples every batch holds, the short ones filled up."""
+    counts: Array
+    """How many of a batch count."""
+    width: int
+    """To how many samples batches are filled up in the program."""
+
+
+class Pool:
+    """The samples of many devices end to end; a device is asked for its data when they are first needed."""
+
+    def __init__(self, load: Load, devices_max: int) -> None:
+        self.load, self.devices_max = load, devices_max
+        self.tensors: list[Tensor] = []
+        self._places: dict[int, tuple[int, int]] = {}
+        self._used = 0
+
+    def place(self, device: int) -> tuple[int, int]:
+        """Where a device's samples begin, and how many they are."""
+        return self._places.get(device) or self._add(device)
+
+    def begins(self, devices: Sequence[int]) -> list[int]:
+        """Where the samples of these devices begin, all of them in the pool at the same time."""
+        if len(self._places.keys() | devices) > self.devices_max:
+            self._clear()
+        return [self.place(device)[0] for device in devices]
+
+    def _clear(self) -> None:
+        self._places, self._used = {}, 0
+
+    def _add(self, device: int) -> tuple[int, int]:
+        new = self.load(device)
+        self.tensors = self.tensors or [part[:0] for part in new]
+        for ours, part in zip(self.tensors, new, strict=True):
+            if (ours.shape[1:], ours.dtype) != (part.shape[1:], part.dtype):
+                theirs, before = (f"{t.dtype}{list(t.shape[1:])}" for t in (part, ours))
+                raise InvalidValue(f"a sample of device {device} is {theirs}, others are {before}; train it inline")
+        if len(self._places) >= self.devices_max:
+            self._clear()
+        begin, samples = self._used, len(new[0])
+        self.tensors = [_written(ours, part, begin) for ours, part in zip(self.tensors, new, strict=True)]
+        self._places[device] = begin, samples
+        self._used += samples
+        return begin, samples
+
+
+def _written(ours: Tensor, part: Tensor, begin: int) -> Tensor:
+    """Our tensor, grown where it must be, with the part in its place."""
+    end = begin + len(part)
+    if end > len(ours):
+        grown = part.new_empty((max(end, 2 * len(ours)), *part.shape[1:]))
+        grown[:begin] = ours[:begin]
+        ours = grown
+    ours[begin:end] = part
+    return ours
+
+
+class Lanes:
+    """Trains many at once."""
+
+    def __init__(self, program: Program, layout: Layout, pool: Pool) -> None:
+        self.program, self.layout, self.pool = program, layout, pool
+
+    def train(self, jobs: Sequence[tuple[Model, Work, Solver]]) -> tuple[list[tuple[Model, Trained]], int]:
+        """x_new and the report of every job, in order, and how many runs of the program they took."""
+        groups: dict[object, list[Lane]] = {}
+        for number, (x_tau, work, solver) in enumerate(jobs):
+            _, samples = self.pool.place(work.device)
+            lane = self.lane(number, x_tau, work.device, solver, samples, *solver.draw(samples, stream(work)))
+            groups.setdefault(self._shape(lane), []).append(lane)
+        runs = [run for group in groups.values() for run in _runs(group, self.program.lanes)]
+        done = {number: result for run in runs for number, result in self.run(run)}
+        return [done[number] for number in range(len(jobs))], len(runs)
+
+    def lane(self, number: int, x_tau: Model, device: int, solver: Solver, samples: int, *drawn: Array) -> Lane:
+        """A training on the batches that were drawn for it."""
+        if x_tau.layout is not self.layout and x_tau.layout != self.layout:
+            raise LayoutMismatch("this model has another layout than the task's module; was it made by another task?")
+        self.layout = x_tau.layout  # an equal one: the next comparison is by identity
+        indices, counts = drawn
+        width = _width(indices.shape[1], solver.batch_size, self.program.grain)
+        return Lane(number, x_tau, device, solver.gamma, samples, indices, counts, width)
+
+    def run(self, lanes: Sequence[Lane]) -> Iterator[tuple[int, tuple[Model, Trained]]]:
+        """Train lanes of equal shape, the longest first."""
+        begins, done = self.pool.begins([lane.device for lane in lanes]), list[Vector]()
+        self.program.load([lane.x_tau.vector for lane in lanes], [lane.gamma for lane in lanes])
+        iterations, width = len(lanes[0].counts), lanes[0].width
+        total, step = np.zeros(self.program.lanes), max(1, SAMPLES_AT_ONCE // (self.program.lanes * width))
+        for lo in range(0, iterations, step):
+            total += self._go_on(lanes, begins, slice(lo, min(lo + step, iterations)), done)
+        for place, (lane, x_new) in enumerate(zip(lanes, reversed(done), strict=True)):
+            gradients = len(lane.counts)
+            trained = Trained(lane.samples, gradients, {"loss": float(total[place]) / gradients})
+            yield lane.number, (Model(lane.x_tau.layout, x_new), trained)
+
+    def _go_on(self, lanes: Sequence[Lane], begins: list[int], span: slice, done: list[Vector]) -> Array:
+        """A span of iterations; takes out the lanes that are done, the last first, and returns what all lanes lost."""
+        program, (inputs, targets), shape = self.program, self.pool.tensors, (self.program.lanes, lanes[0].width)
+        index, counts = _batches(lanes, begins, span, program.lanes)
+        weights = _weights(counts, lanes[0].width)
+        with torch.inference_mode(program.loss.weighted):  # cheaper calls, where no autograd is needed
+            batch = inputs.new_empty((prod(shape), *inputs.shape[1:]))
+            answers = targets.index_select(0, index.view(-1)).view(len(index), *shape, *targets.shape[1:])
+            parts = zip(index, answers, weights, lanes[0].counts[span].tolist(), strict=True)
+            for iteration, (rows, *rest) in enumerate(parts, start=span.start + 1):
+                torch.index_select(inputs, 0, rows, out=batch)
+                program.iterate(batch.view(*shape, *inputs.shape[1:]), *rest)
+                while len(done) < len(lanes) and len(lanes[-1 - len(done)].counts) == iteration:
+                    done.append(program.taken(len(lanes) - 1 - len(done)))
+            losses = program.loss.losses(weights).numpy()
+        return np.asarray(np.where(counts > 0, losses, 0).sum(axis=0))
+
+    def _shape(self, lane: Lane) -> object:
+        """What lanes must have in common to share a run: equal shapes for as long as both last."""
+        if self.program.loss.weighted:
+            return lane.width
+        first, last = int(lane.counts[0]), int(lane.counts[-1])
+        return first if first == last else lane.counts.tobytes()
+
+
+def _batches(lanes: Sequence[Lane], begins: Sequence[int], span: slice, places: int) -> tuple[Tensor, Array]:
+    """Places in the pool of all samples of a span, (iterations, places * width), and how many count in every batch."""
+    iterations, width = span.stop - span.start, lanes[0].width
+    index = np.zeros((iterations, places, width), np.int64)
+    counts = np.zeros((iterations, places), np.int64)
+    for place, (lane, begin) in enumerate(zip(lanes, begins, strict=True)):
+        indices = lane.indices[span]
+        own, size = slice(len(indices)), indices.shape[1]
+        np.add(indices, begin, out=index[own, place, :size])
+        if size < width:
+            index[own, place, size:] = index[own, place, :1]
+        counts[own, place] = lane.counts[span]
+    return torch.from_numpy(index.reshape(iterations, -1)), counts
+
+
+def _weights(counts: Array, width: int) -> Tensor:
+    """(iterations, places, width, 1): what every sample counts; nothing in lanes that are done."""
+    share = (1 / np.maximum(counts, 1)).astype(np.float32)
+    weights = np.where(np.arange(width) < counts[..., np.newaxis], share[..., np.newaxis], np.float32(0))
+    return torch.from_numpy(weights).unsqueeze(-1)
+
+
+def stream(work: Work) -> np.random.Generator:
+    """The stream of a training where `keyed` hands it out, after the seeds of the global generators were drawn."""
+    rng = work.rng()
+    rng.bit_generator.advance(SEED_WORDS)  # type: ignore[attr-defined]  # default_rng's PCG64 has it
+    return rng
+
+
+def lanes_of(flat: FlatModule, loss: Loss, solver: Solver, load: Load, devices_max: int) -> Lanes | str:
+    """The lanes of a task, or one sentence that says why it has none."""
+    found = _obstacle(flat)
+    if found is not None:
+        return found
+    pool, probe = Pool(load, devices_max), Solver(gamma=1.0, rho=0.0, batch_size=solver.batch_size)
+    size = min(pool.place(0)[1], solver.batch_size)
+    batch = pool.tensors[0][:size], pool.tensors[1][:size]
+    with torch.no_grad():
+        over_lanes = lane_loss(loss, flat.module(batch[0]), batch[1])
+    if isinstance(over_lanes, CrossEntropy):
+        pool.load = _without_ignored(load)
+    lanes = Lanes(Program(flat.module, flat.layout, over_lanes, probe), flat.layout, pool)
+    found = _disagreement(lanes, flat, loss, probe, batch)
+    lanes.program.solver = solver
+    return lanes if found is None else found
+
+
+def _disagreement(lanes: Lanes, flat: FlatModule, loss: Loss, solver: Solver, batch: Batch) -> str | None:
+    """What is wrong with lanes, if anything, when a gradient of device 0 is taken in one of them and without them."""
+    x_tau, size = Model(flat.layout, flat.values.numpy().copy()), len(batch[0])
+    alone, again = (_alone(flat, loss, solver, batch, x_tau, seed) for seed in (0, 1))
+    if not np.array_equal(alone, again, equal_nan=True):
+        return "its loss gives two answers for one batch, as one does that draws random numbers"
+    try:
+        lane = lanes.lane(0, x_tau, 0, solver, size, np.arange(size)[np.newaxis], np.full(1, size))
+        ((_, (x_new, _)),) = lanes.run([lane])
+    except Exception as error:  # whatever the user's loss does not like about lanes
+        first, _, _ = str(error).strip().partition("\n")
+        return f"its loss does not work over lanes: {type(error).__name__}: {first}"
+    tolerance = 1e-3 * np.abs(alone - x_tau.vector).max() + 1e-6 * np.abs(x_tau.vector).max()
+    same = np.allclose(x_new.vector, alone, rtol=0, atol=float(tolerance), equal_nan=True)
+    return None if same else "its model or its loss has another gradient in lanes than alone"
+
+
+def _alone(flat: FlatModule, loss: Loss, solver: Solver, batch: Batch, x_tau: Model, seed: int) -> Vector:
+    flat.load(x_tau)
+    with seeded(np.random.default_rng(seed)):
+        solver.solve(flat, loss, [batch], flat.parameters.clone())
+    return flat.values.numpy().copy()
+
+
+def _without_ignored(load: Load) -> Load:
+    def checked(device: int) -> Batch:
+        inputs, targets = load(device)
+        if int(targets.min()) < 0:
+            raise InvalidValue(
+                f"device {device} has the class {int(targets.min())}; lanes take none below 0: train it inline"
+            )
+        return inputs, targets
+
+    return checked
+
+
+def _obstacle(flat: FlatModule) -> str | None:
+    if flat.values.device.type != "cpu":
+        return f"it trains on {flat.values.device.type}, and lanes are laid out for the CPU"
+    if flat.layout.tied:
+        return "parameters {} and {} are tied".format(*flat.layout.tied[0])
+    for name, parameter in flat.module.named_parameters():
+        if not parameter.requires_grad:
+            return f"parameter {name} is frozen"
+    for name, _ in flat.module.named_buffers():
+        return f"{name} is a buffer, which lanes do not have"
+    return obstacle(flat.module)
+
+
+def _runs(lanes: list[Lane], most: int) -> Iterator[list[Lane]]:
+    """Lanes of one shape, cut into runs of the program, so that those that last as long run together."""
+    longest_first = sorted(lanes, key=lambda lane: -len(lane.counts))
+    return (longest_first[lo : lo + most] for lo in range(0, len(lanes), most))
+
+
+def _width(size: int, batch_size: int, grain: int) -> int:
+    """How wide the batches of a lane are: what it needs, rounded up to batch_size / 1, 2, 4, ... and then to the grain.
+
+    >>> [_width(size, 50, 4) for size in (50, 26, 25, 14, 3, 1)]
+    [52, 52, 28, 28, 4, 4]
+    """
+    width = batch_size
+    while (half := -(-width // 2)) >= size and half < width:
+        width = half
+    return -(-width // grain) * grain
