@@ -5,12 +5,15 @@ It implements Asynchronous Federated Optimization (FedAsync; Xie, Koyejo, Gupta)
 
 from importlib import import_module
 from importlib.metadata import version
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from offbeat.core.rules import Facts, Mix, Rule, delta, fedasync, fedavg, fedbuff, scaled_from
 from offbeat.core.staleness import constant, exponential, hinge, polynomial
 from offbeat.errors import OffbeatError
 from offbeat.task import Task, Trained, Work
+
+if TYPE_CHECKING:
+    from offbeat.sim.run import Run, simulate
 
 __version__ = version("offbeat")
 
@@ -19,6 +22,7 @@ __all__ = [
     "Mix",
     "OffbeatError",
     "Rule",
+    "Run",
     "Task",
     "Trained",
     "Work",
@@ -31,11 +35,14 @@ __all__ = [
     "hinge",
     "polynomial",
     "scaled_from",
+    "simulate",
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
-    """`offbeat.torch` is imported when it is first used: the server needs no torch."""
+def __getattr__(name: str) -> Any:
+    """`offbeat.torch` and the simulator are imported when they are first used: the server needs neither."""
     if name == "torch":
         return import_module("offbeat.torch")
+    if name in ("Run", "simulate"):
+        return getattr(import_module("offbeat.sim.run"), name)
     raise AttributeError(f"module 'offbeat' has no attribute {name!r}")

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import re
 import shlex
 from pathlib import Path
@@ -44,7 +45,7 @@ def test_every_make_target_in_the_readme_exists() -> None:
 
 def test_the_demo_prints_what_the_readme_shows(tmp_path: Path) -> None:
     """Line by line; numbers may differ on another kind of processor, and the times always do."""
-    (block,) = (text for language, text in BLOCKS if language == "console")
+    (block,) = (text for language, text in BLOCKS if language == "console" and "make demo" in text)
     command, *shown = block.splitlines()
     assert shlex.split(command) == ["$", "make", "demo"]
     assert "offbeat demo" in (ROOT / "Makefile").read_text()
@@ -53,6 +54,23 @@ def test_the_demo_prints_what_the_readme_shows(tmp_path: Path) -> None:
     printed = result.output.replace(str(tmp_path), "runs/demo").splitlines()
     assert [_words(line) for line in printed] == [_words(line) for line in shown]
     assert (tmp_path / "demo.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_comparison_holds_what_the_readme_says_of_it(tmp_path: Path) -> None:
+    """FedAsync needs at most a tenth of FedAvg's time and half of the over-selected one's, as the table shows."""
+    command = next(text for language, text in BLOCKS if language == "console" and "compare" in text).split()[1:]
+    arguments = [*command[1:-1], str(ROOT / command[-1]), "--dir", str(tmp_path), "--json"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    rows = {row["method"]: row for row in json.loads(result.stdout.splitlines()[-1])["rows"]}
+    shown = {
+        cells[0].split(",")[0].strip(): float(cells[1].split("±")[0].strip(" %")) / 100
+        for cells in (line.strip("|").split("|") for line in README.splitlines() if "±" in line)
+    }
+    assert rows["FedAsync"]["metric"] == pytest.approx(shown["FedAsync"], abs=0.01)
+    assert rows["FedAsync"]["reached_s"] < rows["FedAvg"]["reached_s"] / 10
+    assert rows["FedAsync"]["reached_s"] < rows["FedAvg, 1.3 x selected"]["reached_s"] / 2
 
 
 def _words(line: str) -> list[str]:

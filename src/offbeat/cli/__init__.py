@@ -10,7 +10,11 @@ from typing import Any
 
 import click
 
+from offbeat.cli.options import settings_of, settings_options
 from offbeat.errors import OffbeatError
+
+FOLDER = click.Path(file_okay=False, path_type=Path)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
 
 
 class Refused(click.ClickException):
@@ -36,21 +40,51 @@ def main() -> None:
 
 
 @main.command()
-@click.option(
-    "--dir",
-    "folder",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("runs/demo"),
-    show_default=True,
-    help="Where the picture goes.",
-)
+@click.option("--dir", "folder", type=FOLDER, default=Path("runs/demo"), show_default=True, help="For the picture.")
 @click.option("--devices", default=100, show_default=True, help="How many devices share the data.")
 @click.option("--in-flight-max", default=20, show_default=True, help="How many of them work at a time.")
 @click.option("--virtual-s", default=120.0, show_default=True, help="Length of the race on the virtual clock, seconds.")
 @click.option("--seed", default=1, show_default=True, help="One seed, one run.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
+@JSON
 def demo(folder: Path, devices: int, in_flight_max: int, virtual_s: float, seed: int, as_json: bool) -> None:
     """Race FedAsync against synchronous averaging on handwritten digits."""
     from offbeat.cli.demo import race
 
     race(folder, devices=devices, in_flight_max=in_flight_max, virtual_s=virtual_s, seed=seed, as_json=as_json)
+
+
+@main.command()
+@click.argument("task")
+@click.option("--dir", "folder", type=FOLDER, help="Keep the run here; an interrupted one goes on.")
+@JSON
+@settings_options
+def simulate(task: str, folder: Path | None, as_json: bool, settings_file: Path | None, **flags: Any) -> None:
+    """Simulate TASK under a virtual clock: digits, or path.py[:name]."""
+    from offbeat.cli.simulate import simulate as run
+
+    run(task, settings_of(settings_file, flags), folder, as_json=as_json)
+
+
+@main.command()
+@click.argument("spec", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--dir", "folder", type=FOLDER, help="Where the runs go.  [default: runs/NAME-OF-SPEC]")
+@click.option("--processes", type=click.IntRange(1, 256), help="How many to use.  [default: one per core]")
+@JSON
+def compare(spec: Path, folder: Path | None, processes: int | None, as_json: bool) -> None:
+    """Compare methods, settings and seeds as SPEC (a TOML file) says; goes on where it was interrupted."""
+    from offbeat.cli.compare import compare as run
+
+    run(spec, folder or Path("runs") / spec.stem, processes=processes, as_json=as_json)
+
+
+@main.command()
+@click.argument("folder", type=FOLDER)
+@click.option(
+    "--ledger", "out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="OUT.csv or OUT.parquet"
+)
+def export(folder: Path, out: Path) -> None:
+    """Write the ledger of the run in FOLDER as CSV or Parquet."""
+    from offbeat.storage.export import export_ledger
+
+    export_ledger(folder, out)
+    click.echo(f"Wrote {out}")

@@ -126,7 +126,7 @@ def delta(
         alpha_t = alpha_at(facts.t) * s(facts.staleness)
         return Mix(1.0 - alpha_t * beta, alpha_t, alpha_t * (beta - 1.0), True), memory
 
-    return Rule(f"delta({_spec(alpha)}, {s.spec}, beta={beta!r})", formula, needs_base=True)
+    return Rule(f"delta({_spec(alpha)}, {s.spec}, beta={float(beta)!r})", formula, needs_base=True)
 
 
 def fedbuff(k: int, eta: float = 1.0, staleness_fn: Callable[[int], float] = staleness.polynomial(0.5)) -> Rule:
@@ -146,7 +146,7 @@ def fedbuff(k: int, eta: float = 1.0, staleness_fn: Callable[[int], float] = sta
         complete = memory["count"] + 1 == k
         return Mix(1.0, share, -share, complete), {"count": 0 if complete else memory["count"] + 1}
 
-    return Rule(f"fedbuff({k}, eta={eta!r}, {s.spec})", formula, {"count": 0}, needs_base=True)
+    return Rule(f"fedbuff({k}, eta={float(eta)!r}, {s.spec})", formula, {"count": 0}, needs_base=True)
 
 
 def fedavg(k: int) -> Rule:
@@ -182,8 +182,8 @@ def from_spec(spec: str, alpha: float | Schedule, staleness_fn: Callable[[int], 
                 return fedasync(alpha, staleness_fn)
             case "delta", [] | [_]:
                 return delta(alpha, staleness_fn, *numbers)
-            case "fedbuff", [k] | [k, _]:
-                return fedbuff(_count(k), *numbers[1:], staleness_fn=staleness_fn)
+            case "fedbuff", [k, *rest_] if len(rest_) <= 1:
+                return fedbuff(_count(k), rest_[0] if rest_ else 1.0, staleness_fn)
             case "fedavg", [k]:
                 return fedavg(_count(k))
             case "sgd", []:
@@ -223,7 +223,7 @@ def _schedule(alpha: float | Schedule) -> Schedule:
 
 
 def _spec(alpha: float | Schedule) -> str:
-    return getattr(alpha, "__name__", type(alpha).__name__) if callable(alpha) else repr(alpha)
+    return getattr(alpha, "__name__", type(alpha).__name__) if callable(alpha) else repr(float(alpha))
 
 
 def _in_0_1(alpha: float) -> float:

@@ -1,157 +1,183 @@
-"""Owns the virtual clock: tasks in flight wait in a heap of (time, sequence) until they arrive.
+"""Owns the virtual clock: a heap of (time, sequence, event) drives the one coordinator.
 
 Rules kept here:
-- One seed, one run. Every random number is keyed by what it is for, never drawn from a stream that something else
-  uses; ties in time are decided by the sequence number.
-- A training is done when its result arrives, from the version that its task was given. That gives the same numbers
-  as doing it in between, and nothing is computed for a task that never arrives.
-- Asynchronous and synchronous training are the same loop. `grouped` alone differs: it starts the next tasks only when
-  none is in flight, so everybody waits for the slowest.
+- There is no second engine: FedAsync, FedBuff, FedAvg and SGD are a rule and a scheduler policy on this loop, and the
+  coordinator is the one that is deployed.
+- Ties in time are decided by the sequence number. Mixing takes no virtual time: what a decision causes at the same
+  moment is handled before anything else.
+- The engine stops where it needs a training that is not done, says which, and goes on when it is called again. So
+  several runs can share one executor and fill its batches together, and none of them changes its schedule for it.
 """
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import Protocol, assert_never
 
-import numpy as np
+from offbeat.protocol.coordinator import Coordinator
+from offbeat.protocol.messages import (
+    AnswerPush,
+    Command,
+    Decision,
+    Evaluated,
+    EvaluateModel,
+    Event,
+    Finish,
+    Lease,
+    MixUpdate,
+    Outcome,
+    PublishVersion,
+    ReleaseTask,
+    SendTask,
+    TellFinished,
+    TimePassed,
+    UpdateArrived,
+    UpdateMixed,
+    VersionPublished,
+    WakeAt,
+)
+from offbeat.sim.executors import Job
+from offbeat.sim.sources import Arrival, Happening, Source
 
-from offbeat.core.kernel import Updater, mixed
-from offbeat.core.layout import Model
-from offbeat.core.rules import Facts, Mix, Rule
-from offbeat.errors import InvalidValue
-from offbeat.task import Task, Work, solve, start
-
-SCHEDULER_STREAM = 1
-SPEED_STREAM = 2
-
-
-class InFlight(NamedTuple):
-    """A task on its way; compared by the first two fields alone, because `sequence` is unique."""
-
-    arrives_s: float
-    sequence: int
-    work: Work
-    tau: int
-    x_tau: Model
-
-
-class Applied(NamedTuple):
-    """One update that was mixed in."""
-
-    at_s: float
-    t: int
-    tau: int
-    staleness: int
-    device: int
-    mix: Mix
-    gradients: int
+Recorder = Callable[[Event, list[Command]], None]
 
 
-class Evaluated(NamedTuple):
-    """Metrics of x_t."""
+class DataPlane(Protocol):
+    """What the engine asks of whoever holds the vectors: `plane.Plane`, or `replay.Replayed` where none are needed."""
 
-    at_s: float
-    t: int
-    gradients: int
-    metrics: Mapping[str, float]
-
-
-@dataclass
-class History:
-    """What happened in a run."""
-
-    x: Model
-    t: int = 0
-    gradients: int = 0
-    updates: list[Applied] = field(default_factory=list)
-    evaluations: list[Evaluated] = field(default_factory=list)
-    left_in_flight: list[int] = field(default_factory=list)
-    """The staleness that the tasks still in flight at the end had gathered."""
+    def lease(self, lease: Lease) -> None: ...
+    def start(self, lease: Lease) -> None: ...
+    def awaited(self, lease: Lease) -> Job | None: ...
+    def arrived(self, lease: Lease, at: float) -> UpdateArrived: ...
+    def mix(self, decision: Decision) -> None: ...
+    def publish(self) -> None: ...
+    def forget(self, task: int) -> None: ...
+    def evaluate(self) -> Mapping[str, float]: ...
 
 
-def lognormal_seconds(devices: int, sigma: float, seed: int) -> list[float]:
-    """Seconds per task of every device: log-normal around 1, keyed by device, the same for every method."""
-    return [float(np.exp(sigma * _rng(seed, SPEED_STREAM, device).standard_normal())) for device in range(devices)]
+class Engine:
+    """One simulated run."""
 
+    def __init__(self, coordinator: Coordinator, source: Source, plane: DataPlane, record: Recorder) -> None:
+        self.coordinator, self.source, self.plane, self.record = coordinator, source, plane, record
+        self.finished = False
+        self.handled = 0
+        """Events that the coordinator has seen."""
+        self.sequence = 0
+        self._heap: list[tuple[float, int, Happening]] = []
+        self._now: deque[Event] = deque()
+        self._coming: dict[int, int] = {}
+        """How many updates of a task are on their way."""
+        self._stopped: set[int] = set()
+        """Revoked tasks whose updates will not be sent after all."""
+        for happening in source.opening():
+            self._push(happening)
 
-def run(
-    task: Task,
-    rule: Rule,
-    seconds: Sequence[float],
-    *,
-    in_flight_max: int,
-    until_s: float,
-    seed: int = 0,
-    grouped: bool = False,
-    evaluate_every_s: float = 1.0,
-    on_progress: Callable[[History, float], None] = lambda _history, _at_s: None,
-) -> History:
-    """Train until the virtual clock shows `until_s`, with one device for every entry of `seconds`."""
-    check_in_flight_max(in_flight_max, len(seconds))
-    x = start(task, seed)
-    history, memory, w = History(x), rule.memory, x
-    history.evaluations.append(Evaluated(0.0, 0, 0, task.evaluate(x)))
-    heap: list[InFlight] = []
-    counts = [0] * len(seconds)
-    with Updater() as updater:
+    def advance(self, handled_max: float = inf) -> list[Job]:
+        """Go on until the run is finished, or stopped here, or needs a training that is not done: that is returned."""
         while True:
-            if not (grouped and heap):
-                _trigger(heap, history, seconds, counts, in_flight_max, seed)
-            if heap[0].arrives_s > until_s:
-                break
-            arrived = heapq.heappop(heap)
-            _evaluate_until(task, history, arrived.arrives_s, evaluate_every_s)
-            update = solve(task, arrived.x_tau, arrived.work)
-            updater.admit(update.x_new)
-            facts = Facts(history.t + 1, arrived.tau, arrived.work.device, update.trained.samples)
-            mix, memory = rule.decide(facts, memory)
-            w = mixed(updater, w, mix, update.x_new, arrived.x_tau if mix.base else None).freeze()
-            history.gradients += update.trained.gradients
-            history.updates.append(_applied(arrived, facts, mix, update.trained.gradients))
-            if mix.publish:
-                history.t, history.x = facts.t, w
-            on_progress(history, arrived.arrives_s)
-    _evaluate_until(task, history, until_s, evaluate_every_s)
-    history.left_in_flight = [history.t - waiting.tau for waiting in heap]
-    return history
+            while self._now:
+                self._handle(self._now.popleft())
+            if self.finished or not self._heap:
+                self.finished = True
+                return []
+            if self.handled >= handled_max:
+                return []
+            happening = self._heap[0][2]
+            job = self.plane.awaited(happening.lease) if isinstance(happening, Arrival) else None
+            if job is not None:
+                return [job]
+            heapq.heappop(self._heap)
+            self._happen(happening)
 
+    def feed(self, event: Event) -> None:
+        """Let something happen now that does not come from the source."""
+        self._handle(event)
 
-def check_in_flight_max(in_flight_max: int, devices: int) -> None:
-    """Refuse a limit that no number of devices could use."""
-    if not 1 <= in_flight_max <= devices:
-        raise InvalidValue(f"in_flight_max is {in_flight_max} but must lie in 1..{devices}, the number of devices")
+    def _happen(self, happening: Happening) -> None:
+        if not isinstance(happening, Arrival):
+            self._now.append(happening)
+            return
+        task = happening.lease.task
+        if task not in self._stopped:
+            self._now.append(self.plane.arrived(happening.lease, happening.at))
+        self._coming[task] -= 1
+        if not self._coming[task]:
+            del self._coming[task]
+            self._stopped.discard(task)
 
+    def _handle(self, event: Event) -> None:
+        commands = self.coordinator.handle(event)
+        self.handled += 1
+        self.record(event, commands)
+        for command in commands:
+            self._do(command, event.at)
 
-def _trigger(
-    heap: list[InFlight], history: History, seconds: Sequence[float], counts: list[int], in_flight_max: int, seed: int
-) -> None:
-    """Start tasks on devices drawn at random from the idle ones, as many as there is room for."""
-    busy = {waiting.work.device for waiting in heap}
-    now = history.updates[-1].at_s if history.updates else 0.0
-    idle = [device for device in range(len(seconds)) if device not in busy]
-    room = in_flight_max - len(heap)
-    sequence = sum(counts)
-    for device in _rng(seed, SCHEDULER_STREAM, sequence).choice(idle, min(room, len(idle)), replace=False):
-        work = Work(int(device), counts[device], seed)
-        heapq.heappush(heap, InFlight(now + seconds[device], sequence, work, history.t, history.x))
-        counts[device] += 1
-        sequence += 1
+    def _do(self, command: Command, at: float) -> None:  # noqa: C901 (one line per kind of command)
+        match command:
+            case SendTask():
+                self._send(command.lease, at)
+            case MixUpdate():
+                self.plane.mix(command.decision)
+                mix = command.decision.mix
+                if mix is not None and mix.publish:
+                    self._publish(command.decision.t, at)
+                self._now.append(UpdateMixed(at, command.decision.sequence))
+            case AnswerPush():
+                self._answer(command, at)
+            case WakeAt():
+                self._push(TimePassed(max(command.at, at)))
+            case EvaluateModel():
+                self._now.append(Evaluated(at, command.t, self.plane.evaluate()))
+            case PublishVersion():
+                self._publish(command.t, at)
+            case ReleaseTask():
+                self._release(command, at)
+            case TellFinished():
+                pass
+            case Finish():
+                self.finished = True
+            case _:
+                assert_never(command)
 
+    def _send(self, lease: Lease, at: float) -> None:
+        self.plane.lease(lease)
+        for happening in self.source.started(lease, at):
+            if isinstance(happening, Arrival):
+                self.plane.start(lease)
+            self._push(happening)
 
-def _applied(arrived: InFlight, facts: Facts, mix: Mix, gradients: int) -> Applied:
-    return Applied(arrived.arrives_s, facts.t, facts.tau, facts.staleness, facts.device, mix, gradients)
+    def _publish(self, t: int, at: float) -> None:
+        self.plane.publish()
+        self._now.append(VersionPublished(at, t))
 
+    def _answer(self, answer: AnswerPush, at: float) -> None:
+        for happening in self.source.answered(answer, at):
+            self._push(happening, now=at)
+        if answer.outcome is not Outcome.BUSY:
+            self._forget(answer.task)
 
-def _evaluate_until(task: Task, history: History, at_s: float, every_s: float) -> None:
-    """Record the metrics of the newest version at every multiple of `every_s` that the clock passes before `at_s`."""
-    newest = history.evaluations[-1]
-    while newest.at_s + every_s <= at_s:
-        unchanged = newest.t == history.t
-        metrics = newest.metrics if unchanged else task.evaluate(history.x)
-        newest = Evaluated(newest.at_s + every_s, history.t, history.gradients, metrics)
-        history.evaluations.append(newest)
+    def _release(self, command: ReleaseTask, at: float) -> None:
+        """A worker whose task is revoked stops; one whose lease ran out does not know, and may push late."""
+        task = command.lease.task
+        if command.revoked:
+            if task in self._coming:
+                self._stopped.add(task)
+            for happening in self.source.revoked(command.lease, at):
+                self._push(happening, now=at)
+        self._forget(task)
 
+    def _forget(self, task: int) -> None:
+        """Let go of a task's vectors, unless an update of it is still on its way."""
+        if task in self._stopped or task not in self._coming:
+            self.plane.forget(task)
 
-def _rng(seed: int, stream: int, number: int) -> np.random.Generator:
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream, number, 0)))
+    def _push(self, happening: Happening, now: float = -inf) -> None:
+        if isinstance(happening, Arrival):
+            self._coming[happening.lease.task] = self._coming.get(happening.lease.task, 0) + 1
+        elif happening.at <= now:
+            self._now.append(happening)
+            return
+        self.sequence += 1
+        heapq.heappush(self._heap, (happening.at, self.sequence, happening))

@@ -5,14 +5,15 @@ import torch
 from torch import nn
 
 from offbeat.errors import InvalidValue, MissingExtra
+from offbeat.partition import partition as dealt
 from offbeat.train.task import Task
 
 TEST_SAMPLES = 360
 SPLIT_SEED = 0
 
 
-def digits(devices: int = 100, hidden: int = 32) -> Task:
-    """A multilayer perceptron on 1,437 training images, dealt out to the devices at random, and 360 test images."""
+def digits(devices: int = 100, partition: str = "iid", hidden: int = 32) -> Task:
+    """A multilayer perceptron on 1,437 training images, dealt out to the devices, and 360 test images."""
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
@@ -22,11 +23,12 @@ def digits(devices: int = 100, hidden: int = 32) -> Task:
     test, train = order[:TEST_SAMPLES], order[TEST_SAMPLES:]
     if not 1 <= devices <= len(train):
         raise InvalidValue(f"devices is {devices}; digits has {len(train)} training images, so 1..{len(train)} devices")
+    parts = dealt(labels[train], devices, partition, seed=SPLIT_SEED)
     pixels = (images / 16).astype(np.float32)
     return Task(
         model=lambda: perceptron(hidden),
         loss=nn.functional.cross_entropy,
-        data=[(pixels[part], labels[part]) for part in np.array_split(train, devices)],
+        data=[(pixels[train[part]], labels[train[part]]) for part in parts],
         test=(pixels[test], labels[test]),
         gamma=0.1,
         rho=0.005,

@@ -1,0 +1,100 @@
+"""Owns the settings of a run: one frozen dataclass = TOML file = command-line flags = environment variables = API.
+
+Rules kept here:
+- The same names everywhere: `in_flight_max`, `--in-flight-max`, `OFFBEAT_IN_FLIGHT_MAX`.
+- Every setting has a default that works and a line of help. Wrong values are refused when the run is built, by the
+  piece that they belong to; unknown names are refused here.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from offbeat.errors import InvalidValue
+
+EPOCHS = 500
+IN_FLIGHT_MAX = 32
+EVALUATIONS = 100
+
+
+def _setting(default: Any, help_text: str) -> Any:
+    return field(default=default, metadata={"help": help_text})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that can be set about a run."""
+
+    rule: str = _setting("fedasync", "Mixing rule: fedasync, delta, fedbuff:K, fedavg:K or sgd.")
+    alpha: float = _setting(0.6, "Mixing hyperparameter, in (0, 1].")
+    staleness_fn: str = _setting("polynomial:0.5", "constant, polynomial:A, hinge:A,B or exponential:A.")
+    staleness_policy: str = _setting("weigh", "weigh (the paper), reject or pace; the last two need staleness-max.")
+    staleness_max: int | None = _setting(None, "The largest staleness that reject and pace accept.")
+    pace_wait_s: float = _setting(60.0, "Under pace, a task that holds others back for longer is revoked.")
+    scheduler: str = _setting("random", "Whom to trigger: random (the paper) or fair (least contribution first).")
+    trigger_every_s: float = _setting(0.0, "Trigger workers at this interval; 0 is as soon as there is room.")
+    over_selection: float = _setting(1.0, "fedavg: tasks started per group, as a multiple of K.")
+    group_deadline_s: float | None = _setting(None, "fedavg: go on with what has arrived by then.")
+    in_flight_max: int | None = _setting(None, f"Tasks in flight at a time. [default: min({IN_FLIGHT_MAX}, devices)]")
+    devices: int | None = _setting(None, "How many devices. [default: what the task has, else 100]")
+    device_model: str = _setting(
+        "lognormal:0.5", "constant, lognormal:S, exponential, uniform:LO,HI, pareto:A, trace:FILE or sampled:K."
+    )
+    down_mbps: float | None = _setting(
+        None, "Every device's download, Mbit/s. [default: no limit; traces have their own]"
+    )
+    up_mbps: float | None = _setting(None, "Every device's upload, Mbit/s. [default: no limit; traces have their own]")
+    dropout: float = _setting(0.0, "Chance that a task is lost on its device.")
+    lease_s: float = _setting(3600.0, "A task without a sign of life for this long is released.")
+    queue_max: int = _setting(64, "Updates that may wait to be mixed; more are told to come back.")
+    epochs: int | None = _setting(None, f"End after this many versions. [default: {EPOCHS}, if nothing else ends it]")
+    gradients: int | None = _setting(None, "End after this many gradients were applied.")
+    until_s: float | None = _setting(None, "End at this moment of the run's clock.")
+    target: str | None = _setting(None, "End when a metric is reached, such as accuracy>=0.95.")
+    evaluate_every: int | None = _setting(None, f"Versions between evaluations. [default: about {EVALUATIONS} in all]")
+    gamma: float | None = _setting(None, "Local learning rate. [default: the task's]")
+    rho: float | None = _setting(None, "Proximal weight. [default: the task's]")
+    batch_size: int | None = _setting(None, "Samples per local iteration. [default: the task's]")
+    local_passes: int | None = _setting(None, "Passes over the device's data per task. [default: the task's]")
+    local_iterations: int | None = _setting(None, "Local iterations per task. [default: the task's]")
+    local_iterations_min: int | None = _setting(None, "With the next one: slower devices do fewer iterations.")
+    local_iterations_max: int | None = _setting(None, "Local iterations of the fastest device.")
+    partition: str = _setting("iid", "Built-in tasks: iid, shards:S or dirichlet:A.")
+    seed: int = _setting(0, "One seed, one run.")
+    executor: str = _setting("auto", "Where trainings run: auto, inline, batched or processes[:N].")
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise InvalidValue(f"seed is {self.seed} but must be a whole number >= 0")
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Settings from names and values; unknown names are refused with the nearest known one."""
+        known = [setting.name for setting in fields(cls)]
+        for name in values:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                raise InvalidValue(f"unknown setting {name!r}" + (f"; did you mean {near[0]}?" if near else ""))
+        return cls(**values)
+
+    @classmethod
+    def names(cls) -> set[str]:
+        """All names."""
+        return {setting.name for setting in fields(cls)}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Names and values, as they go into a run folder."""
+        return asdict(self)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The contents of a TOML file, or a one-line error."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InvalidValue(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidValue(f"{path} is not TOML: {error}") from None

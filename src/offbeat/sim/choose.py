@@ -1,0 +1,179 @@
+"""Owns which executor a run gets, and how a run is put together from its settings.
+
+Rule kept here: `auto` chooses from static facts (layer kinds, parameters, tasks in flight, cores), never from a timing,
+so the same run is the same everywhere that has as many cores, and again when it is resumed.
+"""
+
+from collections.abc import Callable
+from math import inf
+from typing import NamedTuple
+
+from offbeat.core import rules, staleness
+from offbeat.core.rules import Rule
+from offbeat.errors import InvalidValue
+from offbeat.protocol.messages import Lease
+from offbeat.protocol.plan import Plan, Target
+from offbeat.protocol.scheduler import Scheduler
+from offbeat.settings import EPOCHS, EVALUATIONS, IN_FLIGHT_MAX, Settings
+from offbeat.sim.batched import Batched, obstacle
+from offbeat.sim.devices import device_model
+from offbeat.sim.executors import Executor, Inline
+from offbeat.sim.processes import CannotTravel, Processes, cores
+from offbeat.sim.sources import Fleet, Sampled, Source
+from offbeat.task import Task, Work
+
+BATCHED_PARAMETERS_MAX = 65_536
+PROCESSES_PARAMETERS_MIN = 50_000
+DEVICES = 100
+BYTES_PER_MEGABIT = 125_000
+
+
+def rule_of(settings: Settings) -> Rule:
+    """The mixing rule."""
+    return rules.from_spec(settings.rule, settings.alpha, staleness.from_spec(settings.staleness_fn))
+
+
+def devices_of(task: Task, settings: Settings) -> int:
+    """How many devices there are: as set, else as many as the task has, else 100."""
+    if settings.rule == "sgd":
+        return 1
+    own: int | None = getattr(task, "devices", None)
+    devices = settings.devices if settings.devices is not None else own or DEVICES
+    if devices < 1 or (own is not None and devices > own):
+        raise InvalidValue(f"devices is {devices} but must lie in 1..{own or 'any number'}, what the task has data for")
+    return devices
+
+
+def window_of(settings: Settings) -> int | None:
+    """K, under `sampled:K`."""
+    name, _, rest = settings.device_model.partition(":")
+    if name != "sampled":
+        return None
+    if not rest.isdecimal() or int(rest) < 1:
+        raise InvalidValue(f"device_model {settings.device_model!r}: K in sampled:K must be a whole number >= 1")
+    return int(rest)
+
+
+def plan_of(settings: Settings, devices: int) -> Plan:
+    """What the coordinator may do, and until when."""
+    window = window_of(settings)
+    ends = (settings.epochs, settings.gradients, settings.until_s, settings.target)
+    epochs = EPOCHS if all(end is None for end in ends) else settings.epochs
+    in_flight_max = min(IN_FLIGHT_MAX, devices) if settings.in_flight_max is None else settings.in_flight_max
+    if window is None and not 1 <= in_flight_max <= devices:
+        raise InvalidValue(f"in_flight_max is {in_flight_max} but must lie in 1..{devices}, the number of devices")
+    return Plan(
+        in_flight_max=window or in_flight_max,
+        tasks_per_device=1 if window is None else None,
+        lease_s=settings.lease_s if window is None else inf,
+        queue_max=settings.queue_max,
+        staleness_policy=settings.staleness_policy,  # type: ignore[arg-type]
+        staleness_max=settings.staleness_max,
+        pace_wait_s=settings.pace_wait_s,
+        epochs=epochs,
+        gradients=settings.gradients,
+        until_s=inf if settings.until_s is None else settings.until_s,
+        target=None if settings.target is None else Target.parse(settings.target),
+        evaluate_every=_evaluate_every(settings, epochs),
+    )
+
+
+def _evaluate_every(settings: Settings, epochs: int | None) -> int:
+    if settings.evaluate_every is not None:
+        return settings.evaluate_every
+    return max(1, (epochs or 0) // EVALUATIONS)
+
+
+def scheduler_of(settings: Settings) -> Scheduler:
+    """Whom to trigger, and when; FedAvg's groups come from its rule."""
+    name, _, k = settings.rule.partition(":")
+    return Scheduler(
+        choice=settings.scheduler,  # type: ignore[arg-type]
+        trigger_every_s=settings.trigger_every_s,
+        group=int(float(k)) if name == "fedavg" else 0,
+        over_selection=settings.over_selection,
+        group_deadline_s=settings.group_deadline_s,
+        local_iterations_min=settings.local_iterations_min,
+        local_iterations_max=settings.local_iterations_max,
+    )
+
+
+def source_of(task: Task, settings: Settings, devices: int, model_bytes: int, epochs: int | None) -> Source:
+    """The simulated world."""
+    window = window_of(settings)
+    if window is not None:
+        return Sampled(devices, window, seed=settings.seed, epochs=inf if epochs is None else epochs)
+    if not 0 <= settings.dropout < 1:
+        raise InvalidValue(f"dropout is {settings.dropout!r} but must lie in [0, 1)")
+    return Fleet(
+        devices,
+        device_model(settings.device_model, settings.seed, link=_link(settings)),
+        seed=settings.seed,
+        dropout=settings.dropout,
+        model_bytes=model_bytes,
+        amount=_amount(task, devices, settings.seed),
+    )
+
+
+def _link(settings: Settings) -> tuple[float, float]:
+    """Bytes per second, down and up."""
+    megabits = [inf if rate is None else rate for rate in (settings.down_mbps, settings.up_mbps)]
+    if min(megabits) <= 0:
+        raise InvalidValue(f"down_mbps and up_mbps are {megabits[0]} and {megabits[1]} but must be > 0")
+    return megabits[0] * BYTES_PER_MEGABIT, megabits[1] * BYTES_PER_MEGABIT
+
+
+def _amount(task: Task, devices: int, seed: int) -> Callable[[Lease], float]:
+    """The work of a task relative to the mean over (some of) the devices, where the task can tell."""
+    iterations = getattr(task, "iterations", None)
+    if iterations is None:
+        return lambda _: 1.0
+    some = range(min(devices, DEVICES))
+    ordinary = sum(iterations(Work(device, seed=seed)) for device in some) / len(some)
+
+    def amount(lease: Lease) -> float:
+        work = Work(lease.device, lease.number, seed, lease.local_iterations, lease.gamma)
+        return float(iterations(work) / ordinary)
+
+    return amount
+
+
+class Chosen(NamedTuple):
+    """An executor, and a word where it is not the one that was asked for."""
+
+    executor: Executor
+    word: str | None = None
+
+
+def executor_of(task: Task, spec: str, *, parameters: int, in_flight_max: int) -> Chosen:
+    """The executor that is named, or the one that suits; what a task cannot do is done inline, with a word."""
+    name, _, count = spec.partition(":")
+    try:
+        match name:
+            case "auto":
+                return Chosen(_suitable(task, parameters, in_flight_max))
+            case "inline" if not count:
+                return Chosen(Inline(task))
+            case "batched" if not count:
+                reason = obstacle(task)
+                return Chosen(Batched(task)) if reason is None else _instead(task, f"cannot be batched: {reason}")
+            case "processes" if not count or count.isdecimal():
+                return Chosen(Processes(task, int(count) if count else None))
+    except CannotTravel as error:
+        return _instead(task, str(error))
+    raise InvalidValue(f"executor {spec!r} is unknown; use auto, inline, batched, processes or processes:N")
+
+
+def _instead(task: Task, reason: str) -> Chosen:
+    return Chosen(Inline(task), f"This task {reason}. It is trained inline.")
+
+
+def _suitable(task: Task, parameters: int, in_flight_max: int) -> Executor:
+    if in_flight_max > 1 and parameters <= BATCHED_PARAMETERS_MAX and obstacle(task) is None:
+        return Batched(task)
+    if in_flight_max > 1 and parameters >= PROCESSES_PARAMETERS_MIN and cores() > 1:
+        try:
+            return Processes(task)
+        except CannotTravel:
+            return Inline(task)
+    return Inline(task)

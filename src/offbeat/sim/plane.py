@@ -1,0 +1,88 @@
+"""Owns the vectors of a simulated run: the working vector w, the newest version, and the trainings in flight."""
+
+from collections.abc import Iterable, Mapping
+
+from offbeat.core.kernel import Updater, mixed
+from offbeat.core.layout import Model
+from offbeat.core.rules import Rule
+from offbeat.protocol.messages import Decision, Lease, UpdateArrived
+from offbeat.sim.executors import Executor, Job
+from offbeat.task import Update, Work
+
+
+class Plane:
+    """Starts trainings from the newest version, mixes what comes back, publishes."""
+
+    def __init__(self, x_0: Model, rule: Rule, executor: Executor, updater: Updater, *, seed: int) -> None:
+        self.rule, self.executor, self.updater, self.seed = rule, executor, updater, seed
+        self.w = self.x = x_0
+        self._leased: dict[int, tuple[int, Model]] = {}
+        """The version that every lease started from, and its model."""
+        self._jobs: dict[int, Job] = {}
+
+    def lease(self, lease: Lease) -> None:
+        """Remember which model goes with this lease; a lease that is sent again keeps its own."""
+        self._leased.setdefault(lease.task, (lease.tau, self.x))
+
+    def start(self, lease: Lease) -> None:
+        """Train for this lease; its update will arrive."""
+        if lease.task not in self._jobs:
+            work = Work(lease.device, lease.number, self.seed, lease.local_iterations, lease.gamma)
+            self._jobs[lease.task] = self.executor.submit(self._leased[lease.task][1], work)
+
+    def awaited(self, lease: Lease) -> Job | None:
+        """The training that must be done before this lease's update can arrive, if it is not done yet."""
+        job = self._jobs.get(lease.task)
+        return job if job is not None and job.update is None else None
+
+    def arrived(self, lease: Lease, at: float) -> UpdateArrived:
+        """What the data plane sees of an update; one that is over already is only announced again."""
+        job = self._jobs.get(lease.task)
+        if job is None:
+            return UpdateArrived(at, lease.worker, lease.task, samples=1, gradients=0)
+        update = _done(job)
+        reference = job.x_tau.vector if self.rule.needs_distance else None
+        seen = self.updater.measure(update.x_new.vector, reference)
+        distance = seen.distance if self.rule.needs_distance else None
+        trained = update.trained
+        return UpdateArrived(at, lease.worker, lease.task, trained.samples, trained.gradients, seen.finite, distance)
+
+    def mix(self, decision: Decision) -> None:
+        """Apply a decision's coefficients to w."""
+        job = self._jobs[decision.lease.task]
+        mix = decision.mix
+        if mix is not None:
+            self.w = mixed(self.updater, self.w, mix, _done(job).x_new, job.x_tau if mix.base else None).freeze()
+
+    def publish(self) -> None:
+        """w is the next version."""
+        self.x = self.w
+
+    def forget(self, task: int) -> None:
+        """The task is over."""
+        job = self._jobs.pop(task, None)
+        if job is not None and job.update is None:
+            self.executor.cancel(job)
+        self._leased.pop(task, None)
+
+    def models(self) -> dict[str, Model]:
+        """What a checkpoint must hold: w, the newest version, and every version that a lease started from."""
+        return {"w": self.w, "x": self.x} | {f"tau {tau}": model for tau, model in self._leased.values()}
+
+    def restore(self, models: Mapping[str, Model], leased: Iterable[Lease], started: Iterable[Lease]) -> None:
+        """Take the vectors of a checkpoint, and take up the trainings that were under way."""
+        models = {name: model.freeze() for name, model in models.items()}
+        self.w, self.x = models["w"], models["x"]
+        self._leased = {lease.task: (lease.tau, models[f"tau {lease.tau}"]) for lease in leased}
+        for lease in started:
+            self.start(lease)
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Metrics of the newest version."""
+        return self.executor.evaluate(self.x)
+
+
+def _done(job: Job) -> Update:
+    if job.update is None:
+        raise AssertionError("a result was used before it was there")
+    return job.update

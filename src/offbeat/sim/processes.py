@@ -1,0 +1,171 @@
+"""Owns training in other processes: one thread each, started fresh, with the same bits as training here.
+
+Rules kept here:
+- A child gets the task once: by the recipe it was loaded with, else pickled (cloudpickle where it is installed).
+- Children are spawned, never forked: torch's threads do not survive a fork.
+- They start with a malloc that keeps large blocks instead of handing them back to the system after every tensor; on an
+  LSTM that saves a hundred thousand page faults per gradient.
+"""
+
+import os
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import get_context
+from typing import Any
+
+from offbeat.core.layout import Array, Layout, Model, Vector
+from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.sim.executors import Job
+from offbeat.task import Task, Trained, Update, Work
+
+PROCESSES_MAX = 256
+CHILD_ENVIRONMENT = {
+    "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
+    "MALLOC_TOP_PAD_": str(256 << 20),
+    "OMP_NUM_THREADS": "1",
+}
+
+Recipe = tuple[Callable[..., Task], tuple[Any, ...], dict[str, Any]]
+"""A function, by import path, and the arguments that make the task anew."""
+
+Pushed = tuple[Vector, dict[str, Array], Trained]
+
+
+class CannotTravel(InvalidValue):
+    """The task cannot be sent to another process."""
+
+
+class Travelling(Job):
+    """A training in another process."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, x_tau: Model, work: Work, future: "Future[Pushed]") -> None:
+        super().__init__(x_tau, work)
+        self.future = future
+
+
+class Processes:
+    """Trains in `count` processes at once."""
+
+    def __init__(self, task: Task, count: int | None = None) -> None:
+        count = count or cores()
+        if not 1 <= count <= PROCESSES_MAX:
+            raise InvalidValue(f"processes is {count} but must lie in 1..{PROCESSES_MAX}; one per core is enough")
+        self.name = f"processes:{count}"
+        self.task, self.count = task, count
+        self._payload = packed(task)
+        self._pool: ProcessPoolExecutor | None = None
+
+    def submit(self, x_tau: Model, work: Work) -> Travelling:
+        """The next free process takes it."""
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(
+                self.count, get_context("spawn"), initializer=_begin, initargs=(self._payload, x_tau.layout)
+            )
+        with _environment(CHILD_ENVIRONMENT):
+            try:
+                return Travelling(x_tau, work, self._pool.submit(_train, x_tau.vector, x_tau.carried, work))
+            except BrokenProcessPool as error:
+                raise _broken() from error
+
+    def finish(self, jobs: Sequence[Job]) -> None:
+        """Wait for these."""
+        for job in jobs:
+            if job.update is None and isinstance(job, Travelling):
+                try:
+                    vector, carried, trained = job.future.result()
+                except BrokenProcessPool as error:
+                    raise _broken() from error
+                job.update = Update(Model(job.x_tau.layout, vector, carried).freeze(), job.work, trained)
+
+    def cancel(self, job: Job) -> None:
+        """One that has not begun will not begin."""
+        if isinstance(job, Travelling):
+            job.future.cancel()
+
+    def evaluate(self, model: Model) -> Mapping[str, float]:
+        """Here, while the others train."""
+        return self.task.evaluate(model)
+
+    def report(self) -> dict[str, float]:
+        """How many processes there were."""
+        return {"processes": self.count}
+
+    def close(self) -> None:
+        """End the processes; what has not begun is dropped."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def packed(task: Task) -> bytes:
+    """What a child makes the task from; refused with a sentence where it cannot travel."""
+    recipe: Recipe | None = getattr(task, "recipe", None)
+    try:
+        return _pickler().dumps(recipe if recipe is not None else task)  # type: ignore[no-any-return]
+    except Exception as error:
+        raise CannotTravel(f"cannot be sent to other processes ({error}); put it in a file") from error
+
+
+def _pickler() -> Any:
+    """cloudpickle takes what was defined in a notebook; without it, only what can be imported travels."""
+    try:
+        import cloudpickle
+    except ModuleNotFoundError:
+        return pickle
+    return cloudpickle
+
+
+_here: tuple[Task, Layout] | Exception = AssertionError("the child was given no task")
+
+
+def _begin(payload: bytes, layout: Layout) -> None:
+    """In a child: make the task; what goes wrong is told when the first training is asked for."""
+    global _here
+    try:
+        made = pickle.loads(payload)  # noqa: S301 (made by the parent process a moment ago)
+        if isinstance(made, tuple):
+            function, arguments, options = made
+            made = function(*arguments, **options)
+        _here = (made, layout)
+    except Exception as error:
+        _here = InvalidValue(f"the task could not be made in another process: {type(error).__name__}: {error}")
+
+
+def _train(vector: Vector, carried: dict[str, Array], work: Work) -> Pushed:
+    """In a child: train."""
+    if isinstance(_here, Exception):
+        raise _here
+    task, layout = _here
+    model = Model(layout, vector, carried).copy()
+    trained = task.train(model, work)
+    return model.vector, model.carried, trained
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _broken() -> OffbeatError:
+    return OffbeatError(
+        "a training process died, perhaps for want of memory; try fewer with --executor processes:1, or inline"
+    )

@@ -1,0 +1,50 @@
+"""Owns the way back into an interrupted run: its ledger is replayed, without training, up to the checkpoint.
+
+The coordinator and the source are deterministic, so their state needs no saving: they are led through the recorded
+events again. What cannot be replayed, the vectors, is in the checkpoint.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from offbeat.protocol.messages import Decision, Evaluated, Lease, UpdateArrived
+from offbeat.sim.executors import Job
+
+
+class Replayed:
+    """A plane without vectors: it answers what was recorded."""
+
+    def __init__(self, arrivals: Iterator[UpdateArrived], evaluations: Iterator[Evaluated]) -> None:
+        self._arrivals, self._evaluations = arrivals, evaluations
+        self.leased: dict[int, Lease] = {}
+        self.started: dict[int, Lease] = {}
+
+    def lease(self, lease: Lease) -> None:
+        """Remember that a model goes with this lease."""
+        self.leased.setdefault(lease.task, lease)
+
+    def start(self, lease: Lease) -> None:
+        """Remember that this lease is trained for."""
+        self.started[lease.task] = lease
+
+    def awaited(self, lease: Lease) -> Job | None:  # noqa: ARG002 (nothing is trained)
+        """Nothing has to be waited for."""
+        return None
+
+    def arrived(self, lease: Lease, at: float) -> UpdateArrived:  # noqa: ARG002 (the next one recorded is this one)
+        """What the data plane saw then."""
+        return next(self._arrivals)
+
+    def mix(self, decision: Decision) -> None:
+        """Nothing to mix."""
+
+    def publish(self) -> None:
+        """Nothing to publish."""
+
+    def forget(self, task: int) -> None:
+        """The task is over."""
+        self.leased.pop(task, None)
+        self.started.pop(task, None)
+
+    def evaluate(self) -> Mapping[str, float]:
+        """What was measured then."""
+        return next(self._evaluations).metrics

@@ -1,0 +1,334 @@
+"""Owns one simulated run from its settings to its result: `Simulation` runs, `Run` is what came out.
+
+Rules kept here:
+- A run that has a folder leaves its ledger, metrics, model and summary there, and can be interrupted at any moment:
+  begun again with the same settings it goes on from the last checkpoint and ends with the same bits.
+- Wall time decides when a checkpoint is written and nothing else.
+"""
+
+import csv
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from offbeat.core import rules, staleness
+from offbeat.core.kernel import Updater
+from offbeat.core.layout import Model
+from offbeat.core.rules import Rule
+from offbeat.errors import MissingExtra
+from offbeat.loading import adapted, load
+from offbeat.protocol.coordinator import Coordinator
+from offbeat.protocol.messages import Command, Decision, Evaluated, Event, MixUpdate, SendTask, UpdateArrived
+from offbeat.settings import Settings
+from offbeat.sim import choose
+from offbeat.sim.engine import Engine
+from offbeat.sim.executors import Executor, Job
+from offbeat.sim.plane import Plane
+from offbeat.sim.replay import Replayed
+from offbeat.storage.ledger import Ledger
+from offbeat.storage.model_file import load_models, save_models
+from offbeat.storage.rows import as_arrival
+from offbeat.storage.run_folder import RunFolder
+from offbeat.task import Task, start
+
+CHECKPOINT_EVERY_S = 30.0
+BYTES_PER_FLOAT = 4
+CURVE = "metrics.csv"
+CONTRIBUTION = "contribution.csv"
+
+
+class Point(NamedTuple):
+    """One evaluation on a run's curve."""
+
+    t: int
+    at: float
+    gradients: int
+    bytes: int
+    """Sent over the network until then, both ways."""
+    metrics: Mapping[str, float]
+
+
+@dataclass
+class Run:
+    """What came out of a run."""
+
+    summary: dict[str, Any]
+    x: Model = field(repr=False)
+    contribution: dict[int, tuple[float, float]] = field(repr=False)
+    """Per device, the sum of alpha_t of its updates, and what of that survives in x."""
+    metrics: list[Point] = field(repr=False)
+    ledger: list[Decision] = field(repr=False)
+    """Every decision that was applied, in order."""
+
+    def plot(self, path: str | Path) -> None:
+        """Draw metric and staleness to a file; its ending says the format (png, svg, pdf)."""
+        try:
+            plots = import_module("offbeat.plots")  # by name: pictures are an extra, and a layer above
+        except ModuleNotFoundError as error:
+            raise MissingExtra(str(error.name), "plots") from error
+        plots.run(Path(path), self)
+
+
+@dataclass
+class Tally:
+    """What a summary needs to know, counted as it happens."""
+
+    model_bytes: int
+    sent: int = 0
+    arrived: int = 0
+    staleness_sum: int = 0
+    staleness_largest: int = 0
+    gradients: int = 0
+    applied: list[Decision] = field(default_factory=list)
+    curve: list[Point] = field(default_factory=list)
+
+    def staleness_mean(self, applied: int) -> float:
+        """Over all applied updates."""
+        return self.staleness_sum / applied if applied else 0.0
+
+    def count(self, event: Event, commands: Iterable[Command]) -> None:
+        """Take note of one event and what it led to."""
+        if isinstance(event, UpdateArrived):
+            self.arrived += 1
+        elif isinstance(event, Evaluated):
+            sent = (self.sent + self.arrived) * self.model_bytes
+            self.curve.append(Point(event.t, event.at, self.gradients, sent, event.metrics))
+        for command in commands:
+            if isinstance(command, SendTask):
+                self.sent += 1
+            elif isinstance(command, MixUpdate):
+                self.staleness_sum += command.decision.staleness
+                self.staleness_largest = max(self.staleness_largest, command.decision.staleness)
+                self.gradients += command.decision.gradients
+                self.applied.append(command.decision)
+
+
+class Simulation:
+    """One run under way; `advance` it and do the trainings that it asks for, until it is finished."""
+
+    def __init__(
+        self,
+        task: Task,
+        settings: Settings,
+        executor: Executor | None = None,
+        *,
+        rule: Rule | None = None,
+        folder: Path | None = None,
+        updater: Updater | None = None,
+    ) -> None:
+        """`executor` may be shared with other runs of the same task; `rule` takes the place of the one in settings."""
+        self.task, self.rule = task, rule or choose.rule_of(settings)
+        devices = choose.devices_of(task, settings)
+        self.plan = choose.plan_of(settings, devices)
+        scheduler = choose.scheduler_of(settings)
+        self.x_0 = start(task, settings.seed)
+        size = self.x_0.layout.size
+        self.source = choose.source_of(task, settings, devices, size * BYTES_PER_FLOAT, self.plan.epochs)
+        recorded = RunFolder.recorded(folder, "executor") if folder and settings.executor == "auto" else None
+        chosen = (
+            choose.Chosen(executor)
+            if executor is not None
+            else choose.executor_of(
+                task, recorded or settings.executor, parameters=size, in_flight_max=self.plan.in_flight_max
+            )
+        )
+        self.executor, self.word = chosen
+        self.settings = replace(settings, executor=self.executor.name, devices=devices)
+        self.updater = updater or Updater()
+        self.tally, self.begun = Tally(size * BYTES_PER_FLOAT), time.perf_counter()
+        self.coordinator = Coordinator(
+            self.rule, self.plan, scheduler, seed=settings.seed, available=self.source.available
+        )
+        self.folder = RunFolder.begin(folder, self.settings.as_dict()) if folder is not None else None
+        self.ledger: Ledger | None = self.folder.ledger() if self.folder else None
+        self._checkpointed = time.monotonic()
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def of(cls, task: Task | str, settings: Settings, **options: Any) -> Self:
+        """A run of a task given by name, by file or as an object."""
+        return cls(load(task, settings) if isinstance(task, str) else adapted(task, settings), settings, **options)
+
+    # --- running -----------------------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Is there nothing left to do?"""
+        return self.engine.finished
+
+    def share(self) -> float:
+        """How much of the run is done, as far as its end is known: between 0 and 1."""
+        c, plan = self.coordinator, self.plan
+        ways = (c.t / plan.epochs if plan.epochs else 0.0, c.gradients / plan.gradients if plan.gradients else 0.0)
+        return min(1.0, max(*ways, c.at / plan.until_s))
+
+    def advance(self) -> list[Job]:
+        """Go on; returns the trainings that must be done before the next call."""
+        jobs = self.engine.advance()
+        if self.folder and not self.finished and time.monotonic() - self._checkpointed > CHECKPOINT_EVERY_S:
+            self.checkpoint()
+        return jobs
+
+    def run(self, on_progress: Callable[["Simulation"], None] = lambda _: None) -> Run:
+        """Run to the end."""
+        try:
+            while not self.finished:
+                self.executor.finish(self.advance())
+                on_progress(self)
+            return self.result()
+        finally:
+            self.close()
+            self.executor.close()
+
+    def result(self) -> Run:
+        """What came out; written to the run's folder, if it has one."""
+        counted = self.coordinator.contribution
+        surviving = counted.surviving()
+        contribution = {device: (mass, surviving.get(device, 0.0)) for device, mass in sorted(counted.mass.items())}
+        run = Run(self._summary(), self.plane.x, contribution, self.tally.curve, self.tally.applied)
+        if self.folder and self.ledger:
+            self.ledger.flush()
+            write_curve(self.folder.path / CURVE, run.metrics)
+            write_contribution(self.folder.path / CONTRIBUTION, run.contribution)
+            self.folder.finish(run.summary, run.x)
+        return run
+
+    def close(self) -> None:
+        """Close the run's files; an unfinished run can be begun again."""
+        if self.folder:
+            self.folder.close()
+
+    # --- beginning, and beginning again ------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self.plane = Plane(self.x_0, self.rule, self.executor, self.updater, seed=self.settings.seed)
+        if self.folder and self.ledger and self.folder.checkpoint_path.exists():
+            self._resume(self.folder, self.ledger)
+            return
+        if self.ledger:
+            self.ledger.truncate_after(0)
+        self.engine = Engine(self.coordinator, self.source, self.plane, self._record)
+        self.engine.feed(Evaluated(0.0, 0, self.executor.evaluate(self.x_0)))
+
+    def _resume(self, folder: RunFolder, ledger: Ledger) -> None:
+        models, metadata = load_models(folder.checkpoint_path, self.x_0.layout)
+        ledger.truncate_after(int(metadata["mark"]))
+        evaluations = iter(ledger.evaluations())
+        replayed = Replayed(iter([as_arrival(row) for row in ledger.rows("arrived")]), evaluations)
+        self.engine = Engine(self.coordinator, self.source, replayed, self.tally.count)
+        self.engine.feed(next(evaluations))
+        self.engine.advance(handled_max=int(metadata["handled"]))
+        self.plane.restore(models, replayed.leased.values(), replayed.started.values())
+        self.engine.plane, self.engine.record = self.plane, self._record
+        self.begun -= float(metadata["wall_s"])
+
+    def checkpoint(self) -> None:
+        """Write down where the run stands."""
+        if not self.folder or not self.ledger:
+            return
+        self.ledger.flush()
+        metadata = {"mark": self.ledger.mark(), "handled": self.engine.handled, "wall_s": self.wall_s()}
+        text = {name: str(value) for name, value in metadata.items()}
+        save_models(self.folder.checkpoint_path, self.plane.models(), text)
+        self._checkpointed = time.monotonic()
+
+    def _record(self, event: Event, commands: list[Command]) -> None:
+        self.tally.count(event, commands)
+        if self.ledger:
+            self.ledger.record(event, commands)
+
+    # --- the summary -------------------------------------------------------------------------------------------------
+
+    def wall_s(self) -> float:
+        """Seconds that the run has taken, those before an interruption included."""
+        return time.perf_counter() - self.begun
+
+    def _summary(self) -> dict[str, Any]:
+        c, tally = self.coordinator, self.tally
+        newest = c.evaluations[-1].metrics if c.evaluations else {}
+        return {
+            "t": c.t,
+            "epochs": self.plan.epochs,
+            "applied": c.applied,
+            "gradients": c.gradients,
+            "virtual_s": c.at,
+            "wall_s": round(self.wall_s(), 3),
+            "staleness_mean": tally.staleness_mean(c.applied),
+            "staleness_largest": tally.staleness_largest,
+            **newest,
+            "x_sha256": hashlib.sha256(self.plane.x.vector.tobytes()).hexdigest(),
+            "bytes_down": tally.sent * tally.model_bytes,
+            "bytes_up": tally.arrived * tally.model_bytes,
+            "ended": c.ending or "nothing was left to happen",
+            "executor": self.executor.name,
+            **self.executor.report(),
+            "dir": str(self.folder.path) if self.folder else None,
+            "settings": self.settings.as_dict(),
+        }
+
+
+def write_curve(path: Path, points: list[Point]) -> None:
+    """The curve of a run as CSV."""
+    names = list(points[-1].metrics) if points else []
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["t", "at", "gradients", "bytes", *names])
+        for point in points:
+            writer.writerow([*point[:4], *(point.metrics.get(name, "") for name in names)])
+
+
+def write_contribution(path: Path, contribution: Mapping[int, tuple[float, float]]) -> None:
+    """Whose data count, as CSV."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["device", "mass", "surviving"])
+        writer.writerows((device, *both) for device, both in contribution.items())
+
+
+def read_curve(path: Path) -> list[Point]:
+    """The curve of a run, as `write_curve` left it."""
+    with path.open(newline="") as file:
+        return [
+            Point(
+                int(row.pop("t")),
+                float(row.pop("at")),
+                int(row.pop("gradients")),
+                int(row.pop("bytes")),
+                {name: float(value) for name, value in row.items() if value},
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def simulate(
+    task: Task | str,
+    *,
+    rule: Rule | str = "fedasync",
+    staleness_fn: Callable[[int], float] | str = "polynomial:0.5",
+    dir: str | Path | None = None,  # noqa: A002 (the name that the command has, too)
+    on_progress: Callable[[Simulation], None] = lambda _: None,
+    **settings: Any,
+) -> Run:
+    """Simulate a task under a virtual clock; settings have the names and defaults of `offbeat simulate`.
+
+    `rule` may be a rule of your own and `staleness_fn` a function of your own.
+    """
+    own = rule if isinstance(rule, Rule) else None
+    values = {**settings, "rule": rule.spec if isinstance(rule, Rule) else rule}
+    if isinstance(staleness_fn, str):
+        values["staleness_fn"] = staleness_fn
+    else:
+        s = staleness.checked(staleness_fn)
+        values["staleness_fn"] = s.spec
+        own = own or rules.from_spec(str(rule), values.get("alpha", Settings().alpha), s)
+    wanted = Settings.of(values)
+    folder = None if dir is None else Path(dir)
+    return Simulation.of(task, wanted, rule=own, folder=folder).run(on_progress)

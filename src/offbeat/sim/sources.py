@@ -1,0 +1,169 @@
+"""Owns where simulated events come from: a fleet of devices, or the paper's sampled staleness.
+
+A source says what happens in the world: who joins, when a task's update arrives, who asks again. It decides nothing;
+the coordinator does, and it does not know that the world is simulated.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+from offbeat.core import draws
+from offbeat.protocol.messages import (
+    AnswerPush,
+    Event,
+    FleetJoined,
+    Lease,
+    Outcome,
+    TaskRequested,
+    WorkerJoined,
+    WorkerLeft,
+)
+from offbeat.sim.devices import DeviceModel
+
+LOST, STALENESS, DEVICE = 0x6C6F_7374, 0x7374_616C, 0x6465_7669
+
+
+class Arrival(NamedTuple):
+    """An update reaches the server at this moment; the engine adds what the data plane knows about it."""
+
+    at: float
+    lease: Lease
+
+
+Happening = Event | Arrival
+
+
+class Source(Protocol):
+    """What the engine asks of the simulated world."""
+
+    def opening(self) -> Iterator[Happening]:
+        """What happens at time 0."""
+        ...
+
+    def started(self, lease: Lease, at: float) -> Iterator[Happening]:
+        """What follows from sending this task now; no `Arrival` among it means that the task is lost."""
+        ...
+
+    def answered(self, answer: AnswerPush, at: float) -> Iterator[Happening]:
+        """What follows from the server's answer."""
+        ...
+
+    def revoked(self, lease: Lease, at: float) -> Iterator[Happening]:
+        """What follows when the worker hears that its task is not wanted any more."""
+        ...
+
+    def available(self, worker: int, at: float) -> bool:
+        """Can this worker take a task now?"""
+        ...
+
+
+class Fleet:
+    """n devices with speeds, links, availability and dropout of their own."""
+
+    def __init__(
+        self,
+        size: int,
+        model: DeviceModel,
+        *,
+        seed: int,
+        dropout: float = 0.0,
+        model_bytes: int = 0,
+        amount: Callable[[Lease], float] = lambda _: 1.0,
+    ) -> None:
+        """`amount` is the work of a task relative to an ordinary one."""
+        self.size, self.model, self.seed = size, model, seed
+        self.dropout, self.model_bytes, self.amount = dropout, model_bytes, amount
+        self._busy_until: dict[int, float] = {}
+        self._pushed: dict[int, Lease] = {}
+        self._attempts: dict[int, int] = {}
+
+    def opening(self) -> Iterator[Happening]:
+        """Everybody is there from the start."""
+        yield FleetJoined(0.0, self.size)
+
+    def started(self, lease: Lease, at: float) -> Iterator[Happening]:
+        """Download, compute, upload; or the device is lost on the way, and asks again when it is back."""
+        down, up = self.model.link(lease.device)
+        compute_s = self.model.compute_s(lease.device, lease.number) * self.amount(lease)
+        done = at + self.model_bytes / down + compute_s + self.model_bytes / up
+        attempt = self._attempts.get(lease.task, 0)
+        away = self.model.available_until(lease.device, at)
+        unlucky = self.dropout > 0 and draws.uniform(self.seed, LOST, lease.task, attempt) < self.dropout
+        if away < done or unlucky:
+            self._attempts[lease.task] = attempt + 1
+            back = self.model.available_from(lease.device, done if unlucky else max(away, at))
+            self._busy_until[lease.worker] = back
+            yield TaskRequested(back, lease.worker)
+            return
+        self._busy_until[lease.worker] = done
+        self._pushed[lease.worker] = lease
+        yield Arrival(done, lease)
+
+    def answered(self, answer: AnswerPush, at: float) -> Iterator[Happening]:
+        """Whoever was told to come back pushes again; everybody else asks for the next task."""
+        if answer.outcome is Outcome.BUSY:
+            yield Arrival(at + (answer.retry_after_s or 1.0), self._pushed[answer.worker])
+            return
+        self._attempts.pop(answer.task, None)
+        yield from self._free(answer.worker, at)
+
+    def revoked(self, lease: Lease, at: float) -> Iterator[Happening]:
+        """It stops, and asks for another."""
+        yield from self._free(lease.worker, at)
+
+    def _free(self, worker: int, at: float) -> Iterator[Happening]:
+        self._busy_until.pop(worker, None)
+        self._pushed.pop(worker, None)
+        yield TaskRequested(at, worker)
+
+    def available(self, worker: int, at: float) -> bool:
+        """It is there, and not busy with a task that the server has given up on."""
+        return self._busy_until.get(worker, -math.inf) <= at < self.model.available_until(worker, at)
+
+
+class Sampled:
+    """The paper's own set-up: the staleness of every epoch is drawn uniformly, and so is the device.
+
+    The task of epoch t starts at time t-1-s, when x_{t-1-s} is the newest, and arrives at time t. Worker t exists for
+    that one task, so a device may have several at once.
+    """
+
+    def __init__(self, size: int, staleness_max: int, *, seed: int, epochs: float = math.inf) -> None:
+        """`staleness_max` is the paper's: its staleness of 1..K is 0..K-1 here."""
+        self.size, self.window, self.seed, self.epochs = size, staleness_max, seed, epochs
+
+    def staleness(self, t: int) -> int:
+        """Drawn from 0..min(t-1, K-1)."""
+        return draws.below(min(t, self.window), self.seed, STALENESS, t)
+
+    def device(self, t: int) -> int:
+        """Drawn with replacement."""
+        return draws.below(self.size, self.seed, DEVICE, t)
+
+    def opening(self) -> Iterator[Happening]:
+        """The tasks that start from x_0."""
+        return self._starting(0)
+
+    def started(self, lease: Lease, at: float) -> Iterator[Happening]:  # noqa: ARG002 (its end was fixed before)
+        """The task of epoch t arrives at time t."""
+        yield Arrival(float(lease.worker), lease)
+
+    def answered(self, answer: AnswerPush, at: float) -> Iterator[Happening]:
+        """Epoch t is done: its worker goes, and the tasks that start from x_t begin."""
+        yield WorkerLeft(at, answer.worker)
+        yield from self._starting(answer.worker)
+
+    def revoked(self, lease: Lease, at: float) -> Iterator[Happening]:
+        """It goes."""
+        yield WorkerLeft(at, lease.worker)
+
+    def available(self, worker: int, at: float) -> bool:  # noqa: ARG002 (they exist when they are needed)
+        """Always."""
+        return True
+
+    def _starting(self, moment: int) -> Iterator[Happening]:
+        for t in range(moment + 1, moment + self.window + 1):
+            if t <= self.epochs and t - 1 - self.staleness(t) == moment:
+                yield WorkerJoined(float(moment), t, self.device(t))
+                yield TaskRequested(float(moment), t)

@@ -1,0 +1,191 @@
+"""Runs as a user starts them: one seed one run, whatever executor; folders; interruption and resumption."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import offbeat
+from offbeat.settings import Settings
+from offbeat.sim.run import Run, Simulation
+from offbeat.storage.run_folder import RunFolder
+from offbeat.task import solve, start
+from tests.simulation.quadratic import Quadratic
+
+TASK = Quadratic([0.0, 1.0, 4.0, 9.0, 2.5, 7.5], [0.5, 0.7, 0.2, 0.9, 0.4, 0.6], size=50, noise=0.3)
+METHODS: dict[str, dict[str, Any]] = {
+    "fedasync": {"rule": "fedasync", "epochs": 150},
+    "fedbuff": {"rule": "fedbuff:3", "epochs": 40},
+    "delta": {"rule": "delta", "alpha": 0.3, "epochs": 150},
+    "fedavg": {"rule": "fedavg:4", "epochs": 30},
+    "over-selected": {"rule": "fedavg:3", "over_selection": 1.5, "epochs": 30},
+    "sampled": {"rule": "fedasync", "device_model": "sampled:5", "epochs": 150},
+    "lossy": {"rule": "fedasync", "dropout": 0.3, "lease_s": 5.0, "epochs": 150},
+    "paced": {"rule": "fedasync", "staleness_policy": "pace", "staleness_max": 2, "pace_wait_s": 2.0, "epochs": 100},
+    "fair": {"rule": "fedasync", "scheduler": "fair", "in_flight_max": 3, "epochs": 150},
+}
+
+
+def simulate(**settings: Any) -> Run:
+    return offbeat.simulate(TASK, **{"executor": "inline", "device_model": "lognormal:1", "seed": 4, **settings})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_seed_is_one_run(method: str) -> None:
+    first, again, other = simulate(**METHODS[method]), simulate(**METHODS[method]), simulate(**METHODS[method], seed=5)
+    assert first.summary["x_sha256"] == again.summary["x_sha256"] != other.summary["x_sha256"]
+    assert first.ledger == again.ledger
+    assert first.summary["t"] == METHODS[method]["epochs"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("stop_at", [1, 60, 130])
+def test_an_interrupted_run_ends_with_the_bits_of_an_uninterrupted_one(
+    method: str, stop_at: int, tmp_path: Path
+) -> None:
+    """The run is dropped on the floor twice after a checkpoint, having gone on a little further each time."""
+    settings = {"executor": "inline", "device_model": "lognormal:1", "seed": 4, **METHODS[method]}
+    for stop in (stop_at, stop_at + 40):
+        simulation = Simulation(TASK, Settings.of(settings), folder=tmp_path / "run")
+        _go(simulation, stop)
+        simulation.checkpoint()
+        _go(simulation, stop + 13)
+        simulation.close()
+    resumed = offbeat.simulate(TASK, dir=tmp_path / "run", **settings)
+    whole = offbeat.simulate(TASK, dir=tmp_path / "whole", **settings)
+    assert resumed.summary["x_sha256"] == whole.summary["x_sha256"]
+    assert resumed.ledger == whole.ledger
+    assert resumed.metrics == whole.metrics
+    rows = [list(RunFolder.open(tmp_path / name).ledger().rows()) for name in ("run", "whole")]
+    assert [row[1:] for row in rows[0]] == [row[1:] for row in rows[1]]
+
+
+def _go(simulation: Simulation, handled: int) -> None:
+    while simulation.engine.handled < handled and not simulation.finished:
+        simulation.executor.finish(simulation.engine.advance(handled_max=handled))
+
+
+def test_a_run_that_was_interrupted_before_its_first_checkpoint_starts_over(tmp_path: Path) -> None:
+    simulation = Simulation(TASK, Settings(executor="inline", epochs=50), folder=tmp_path)
+    _go(simulation, 30)
+    simulation.close()
+    assert offbeat.simulate(TASK, dir=tmp_path, executor="inline", epochs=50).summary["t"] == 50
+
+
+def test_a_folder_holds_everything_about_its_run(tmp_path: Path) -> None:
+    run = simulate(dir=tmp_path / "new" / "run", epochs=40)
+    folder = RunFolder.open(tmp_path / "new" / "run")
+    assert folder.state == "finished"
+    assert folder.summary is not None
+    assert folder.summary["x_sha256"] == run.summary["x_sha256"]
+    assert folder.settings == run.summary["settings"]
+    applied = [decision for decision in folder.ledger().decisions() if decision.mix]
+    assert applied == run.ledger
+    assert np.array_equal(folder.model(run.x.layout).vector, run.x.vector)
+    assert (tmp_path / "new" / "run" / "metrics.csv").read_text().startswith("t,at,gradients,bytes,x\n")
+
+
+def test_a_finished_run_and_other_settings_are_refused(tmp_path: Path) -> None:
+    simulate(dir=tmp_path, epochs=10)
+    with pytest.raises(offbeat.OffbeatError, match="finished"):
+        simulate(dir=tmp_path, epochs=10)
+
+
+def test_the_ends() -> None:
+    assert simulate(gradients=33).summary["gradients"] == 33
+    timed = simulate(until_s=7.5).summary
+    assert (timed["virtual_s"], timed["ended"]) == (7.5, "7.5 s")
+    reached = simulate(target="x>=2", epochs=500, evaluate_every=1).summary
+    assert reached["x"] >= 2
+    assert reached["t"] < 500
+
+
+def test_bytes_and_gradients_are_counted() -> None:
+    run = simulate(epochs=25)
+    assert run.summary["gradients"] == run.summary["applied"] == 25
+    assert run.summary["bytes_up"] == 25 * 50 * 4
+    assert run.summary["bytes_down"] >= run.summary["bytes_up"]
+    assert [point.gradients for point in run.metrics] == [point.t for point in run.metrics]
+
+
+def test_staleness_never_exceeds_the_bound_under_pace_and_reject() -> None:
+    for policy in ("pace", "reject"):
+        run = simulate(staleness_policy=policy, staleness_max=2, pace_wait_s=2.0, epochs=100)
+        assert run.summary["staleness_largest"] <= 2
+
+
+def test_adding_a_device_changes_no_other_devices_stream() -> None:
+    """Under sampled staleness with one device more, trainings of the same (device, number) give the same model."""
+    six, seven = TASK, Quadratic([*TASK.centres, 3.0], [*TASK.shrink, 0.5], size=50, noise=0.3)
+    x = start(six, 0)
+    for device in range(6):
+        work = offbeat.Work(device, 3, 9)
+        alone, beside = (solve(task, x, work).x_new.vector for task in (six, seven))
+        assert np.array_equal(alone, beside)
+
+
+def test_fedavg_waits_for_the_slowest_and_over_selection_does_not() -> None:
+    plain = simulate(rule="fedavg:4", epochs=20, device_model="lognormal:1.5").summary["virtual_s"]
+    over = simulate(rule="fedavg:4", over_selection=1.5, epochs=20, device_model="lognormal:1.5").summary["virtual_s"]
+    cut = simulate(rule="fedavg:4", group_deadline_s=1.0, epochs=20, device_model="lognormal:1.5").summary["virtual_s"]
+    assert over < plain
+    assert cut < plain
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"rule": "fedsgd"}, "rule 'fedsgd' is unknown"),
+        ({"rule": "fedavg:0"}, "k is 0"),
+        ({"alpha": 7}, r"alpha is 7.*\(0, 1\]"),
+        ({"device_model": "sampled:0"}, "sampled:K"),
+        ({"device_model": "gauss:1"}, "device_model 'gauss:1' is unknown"),
+        ({"staleness_fn": "sqrt"}, "staleness_fn 'sqrt' is unknown"),
+        ({"in_flight_max": 0}, "in_flight_max is 0"),
+        ({"in_flight_max": 7}, r"1\.\.6"),
+        ({"devices": 7}, r"1\.\.6"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"target": "good"}, "accuracy>=0.95"),
+        ({"staleness_policy": "reject"}, "staleness_max"),
+        ({"executor": "gpu"}, "executor 'gpu' is unknown"),
+        ({"gama": 0.1}, "did you mean gamma"),
+        ({"gamma": 0.1}, "with_settings"),
+        ({"rule": "sgd"}, "pooled"),
+    ],
+)
+def test_wrong_settings_are_refused_and_leave_no_folder(wrong: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(offbeat.OffbeatError, match=said):
+        simulate(**{"dir": tmp_path / "run", **wrong})
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_executor_that_was_chosen_is_kept_when_a_run_goes_on(tmp_path: Path) -> None:
+    simulation = Simulation(TASK, Settings(executor="inline", epochs=50), folder=tmp_path)
+    simulation.close()
+    assert offbeat.simulate(TASK, dir=tmp_path, executor="auto", epochs=50).summary["executor"] == "inline"
+
+
+def test_whose_data_count_is_told(tmp_path: Path) -> None:
+    run = simulate(alpha=0.5, staleness_fn="constant", epochs=40, dir=tmp_path)
+    assert sum(mass for mass, _ in run.contribution.values()) == pytest.approx(0.5 * 40)
+    assert sum(left for _, left in run.contribution.values()) == pytest.approx(1 - 0.5**40)
+    assert (tmp_path / "contribution.csv").read_text().startswith("device,mass,surviving\n0,")
+
+
+def test_links_take_their_time() -> None:
+    fast, slow = (simulate(epochs=30, down_mbps=rate, up_mbps=rate).summary["virtual_s"] for rate in (None, 0.01))
+    per_task = 2 * 50 * 4 / (0.01 * 125_000)
+    assert slow == pytest.approx(fast + per_task * 30 / 6, rel=0.5)  # six devices work side by side
+
+
+def test_your_own_rule_and_staleness_function(tmp_path: Path) -> None:
+    def patient(staleness: int) -> float:
+        return 1.0 if staleness < 2 else 0.5
+
+    run = simulate(staleness_fn=patient, alpha=0.5, epochs=60, dir=tmp_path)
+    assert {decision.mix.new for decision in run.ledger if decision.mix} == {0.5, 0.25}
+    assert run.summary["settings"]["staleness_fn"] == "custom:patient"
+    own = offbeat.Rule("halves", lambda _facts, memory: (offbeat.Mix(0.5, 0.5, 0.0, True), memory))
+    assert simulate(rule=own, epochs=9).summary["settings"]["rule"] == "halves"

@@ -1,0 +1,44 @@
+"""Scale: a million devices over a virtual day, training stubbed, in bounded memory."""
+
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import resource
+import offbeat
+from offbeat.protocol.coordinator import Coordinator
+from offbeat.protocol.messages import UpdateArrived
+from offbeat.protocol.plan import Plan
+from offbeat.sim.devices import device_model
+from offbeat.sim.engine import Engine
+from offbeat.sim.sources import Fleet
+
+
+class NoVectors:
+    def lease(self, lease): pass
+    def start(self, lease): pass
+    def awaited(self, lease): return None
+    def arrived(self, lease, at): return UpdateArrived(at, lease.worker, lease.task, 1, 10)
+    def mix(self, decision): pass
+    def publish(self): pass
+    def forget(self, task): pass
+    def evaluate(self): return {}
+
+
+source = Fleet(1_000_000, device_model("exponential:900", 1), seed=1, dropout=0.05)
+plan = Plan(in_flight_max=1000, lease_s=3600.0, until_s=86_400.0, evaluate_every=10**9)
+coordinator = Coordinator(offbeat.fedasync(0.6), plan, seed=1, available=source.available)
+Engine(coordinator, source, NoVectors(), lambda event, commands: None).advance()
+print(coordinator.t, coordinator.finished, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+@pytest.mark.slow
+def test_a_million_devices_over_a_virtual_day_in_bounded_memory() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    epochs, finished, megabytes = done.stdout.split()
+    assert finished == "True"
+    assert int(epochs) > 80_000
+    assert int(megabytes) < 400
