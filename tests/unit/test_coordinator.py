@@ -802,4 +802,4 @@ def test_the_deadlines_of_tasks_that_are_over_are_forgotten() -> None:
     for n in range(1, 2000):
         tell(c, *asked(0.0, 1), pushed(0.0, 1, n), *done(0.0, n))
     assert len(c.leases) == 0
-    assert len(c._deadlines) < 600
+    assert len(c.book.deadlines) < 600

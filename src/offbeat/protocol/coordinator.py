@@ -9,7 +9,6 @@ Rules kept here:
 - It never waits for anybody: no start barrier, no fixed number of workers; they join and leave at any time.
 """
 
-import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +18,7 @@ from typing import assert_never
 from offbeat.core.rules import Facts, Rule
 from offbeat.errors import InvariantBroken
 from offbeat.protocol.contribution import Contribution
+from offbeat.protocol.leases import LeaseBook
 from offbeat.protocol.messages import (
     AnswerPush,
     Command,
@@ -79,9 +79,7 @@ class Coordinator:
         self.gradients = 0
         self.duplicates = 0
         self.memory = rule.memory
-        self.leases: dict[int, Lease] = {}
-        self.released: OrderedDict[int, tuple[Lease, bool]] = OrderedDict()
-        """Released leases, and whether they were revoked: then a late push is refused whatever its staleness."""
+        self.book = LeaseBook(plan.released_kept)
         self.answers: OrderedDict[int, AnswerPush] = OrderedDict()
         self.idle = Idle(self.scheduler.choice, seed)
         self.contribution = Contribution()
@@ -91,13 +89,10 @@ class Coordinator:
         self.finished = False
         self._evaluating = 0
         self._device_of: dict[int, int] = {}
-        self._task_of: dict[int, int] = {}
-        self._open_on: dict[int, int] = {}
         self._numbers: dict[int, int] = {}
         self._seconds: dict[int, float] = {}
         self._fastest = inf
         self._tasks = 0
-        self._deadlines: list[tuple[float, int]] = []
         self._woken_at = inf
         self._trigger_due = -inf
         self._retry_due = inf
@@ -139,7 +134,7 @@ class Coordinator:
             case RequestEnded():
                 self.idle.discard(event.worker)
             case HeartbeatArrived():
-                self._heartbeat(event.task)
+                self.book.extend(event.task, self.at + self.plan.lease_s)
             case Evaluated():
                 self._evaluated(event)
             case _:
@@ -152,6 +147,16 @@ class Coordinator:
         return commands
 
     # --- what others may ask -----------------------------------------------------------------------------------------
+
+    @property
+    def leases(self) -> dict[int, Lease]:
+        """The open leases, by task."""
+        return self.book.open
+
+    @property
+    def released(self) -> OrderedDict[int, tuple[Lease, bool]]:
+        """The latest released leases, and whether they were revoked."""
+        return self.book.released
 
     @property
     def queued(self) -> int:
@@ -190,23 +195,20 @@ class Coordinator:
             self.idle.add(worker, self.contribution.mass.get(worker, 0.0))
 
     def _requested(self, worker: int) -> None:
+        lease = self.book.of_worker(worker)
         if self.ending:
             self._commands.append(TellFinished(worker))
-        elif worker in self._task_of:
-            self._commands.append(SendTask(self.leases[self._task_of[worker]]))
+        elif lease:
+            self._commands.append(SendTask(lease))
         else:
             self.idle.add(worker, self.contribution.mass.get(self.device(worker), 0.0))
 
     def _left(self, worker: int) -> None:
         self.idle.discard(worker)
-        if worker in self._task_of:
-            self._release(self.leases[self._task_of[worker]])
-        self._device_of.pop(worker, None)
-
-    def _heartbeat(self, task: int) -> None:
-        lease = self.leases.get(task)
+        lease = self.book.of_worker(worker)
         if lease:
-            self.leases[task] = replace(lease, deadline=self.at + self.plan.lease_s)
+            self._release(lease)
+        self._device_of.pop(worker, None)
 
     # --- updates -----------------------------------------------------------------------------------------------------
 
@@ -225,9 +227,7 @@ class Coordinator:
                 return AnswerPush(event.worker, event.task, Outcome.NOT_YOURS)
             self.duplicates += 1
             return first
-        lease = self.leases.get(event.task)
-        late, revoked = (None, False) if lease else self.released.get(event.task, (None, False))
-        lease = lease or late
+        lease, revoked = self.book.find(event.task)
         if lease is None:
             return AnswerPush(event.worker, event.task, Outcome.UNKNOWN_TASK)
         if lease.worker != event.worker:
@@ -248,7 +248,7 @@ class Coordinator:
 
     def _would_break_a_promise(self, late: Lease) -> bool:
         """Under `pace`, a late push must not take the place that an open lease was promised."""
-        oldest = next(iter(self.leases.values()), None)
+        oldest = self.book.oldest()
         if self.plan.staleness_policy != "pace" or oldest is None or late.task in self.leases:
             return False
         return (self.t_decided + 1 - oldest.tau) + (len(self.leases) - 1) > self._bound()
@@ -264,7 +264,8 @@ class Coordinator:
         self.sequence += 1
         gradients = event.gradients
         decision = Decision(self.sequence, self.at, lease, outcome, t, staleness, mix, event.samples, gradients)
-        self._close(lease)
+        self._forget_held(lease)
+        self.book.close(lease)
         if mix:
             self.applied += 1
             self.gradients += gradients
@@ -307,30 +308,17 @@ class Coordinator:
         iterations = self.scheduler.local_iterations(self._seconds.get(device), self._fastest)
         deadline = self.at + self.plan.lease_s
         lease = Lease(self._tasks, worker, device, number, self.t, self.at, deadline, iterations, gamma)
-        self.leases[lease.task] = lease
-        self._task_of[worker] = lease.task
-        self._open_on[device] = self._open_on.get(device, 0) + 1
-        heapq.heappush(self._deadlines, (deadline, lease.task))
+        self.book.grant(lease)
         self._commands.append(SendTask(lease))
 
-    def _close(self, lease: Lease) -> None:
-        """The task is over: answered, expired, revoked or handed back."""
-        self.released.pop(lease.task, None)
-        if self.leases.pop(lease.task, None) is None:
-            return
+    def _release(self, lease: Lease, *, revoked: bool = False) -> None:
+        self._forget_held(lease)
+        self.book.release(lease, revoked=revoked)
+        self._commands.append(ReleaseTask(lease, revoked))
+
+    def _forget_held(self, lease: Lease) -> None:
         if self._held and self._held[0] == lease.task:
             self._held = None
-        del self._task_of[lease.worker]
-        self._open_on[lease.device] -= 1
-        if not self._open_on[lease.device]:
-            del self._open_on[lease.device]
-
-    def _release(self, lease: Lease, *, revoked: bool = False) -> None:
-        self._close(lease)
-        self.released[lease.task] = (lease, revoked)
-        if len(self.released) > self.plan.released_kept:
-            self.released.popitem(last=False)
-        self._commands.append(ReleaseTask(lease, revoked))
 
     def _learn_speed(self, lease: Lease, gradients: int) -> None:
         if self.scheduler.local_iterations_max and gradients and self.at > lease.granted_at:
@@ -342,16 +330,11 @@ class Coordinator:
 
     def _wake_next(self) -> None:
         """Ask to be woken at the next moment that matters, unless an earlier waking is on its way."""
-        while self._deadlines and self._deadlines[0][1] not in self.leases:
-            heapq.heappop(self._deadlines)
-        if len(self._deadlines) > 2 * len(self.leases) + STORY_LENGTH:
-            self._deadlines = sorted((lease.deadline, task) for task, lease in self.leases.items())
-        expiry = self._deadlines[0][0] if self._deadlines else inf
         patience = inf
         if self._held and len(self.idle):
             patience = max(self._held[1] + self.plan.pace_wait_s, self._trigger_due)
         trigger = self._trigger_due if self._trigger_due > self.at and len(self.idle) else inf
-        due = min(expiry, patience, trigger, self.plan.until_s, self._retry_due, self._group_due)
+        due = min(self.book.next_deadline(), patience, trigger, self.plan.until_s, self._retry_due, self._group_due)
         if self.at < due < self._woken_at and not self.ending:
             self._woken_at = due
             self._commands.append(WakeAt(due))
@@ -361,13 +344,8 @@ class Coordinator:
             self._woken_at = inf
         if self.at >= self._retry_due:
             self._retry_due = inf
-        while self._deadlines and self._deadlines[0][0] <= self.at:
-            _, task = heapq.heappop(self._deadlines)
-            lease = self.leases.get(task)
-            if lease and lease.deadline > self.at:
-                heapq.heappush(self._deadlines, (lease.deadline, task))
-            elif lease:
-                self._release(lease)
+        for lease in self.book.expired(self.at):
+            self._release(lease)
         if self.at >= self._group_due and not self.ending:
             self._publish_group()
 
@@ -409,7 +387,7 @@ class Coordinator:
         """Under `pace`: would every lease stay within the bound, whatever the order of arrival?"""
         if self.plan.staleness_policy != "pace" or self.plan.staleness_max is None:
             return True
-        oldest = next(iter(self.leases.values()), None)
+        oldest = self.book.oldest()
         if oldest is None:
             return self.queued <= self.plan.staleness_max
         ahead = (self.t - oldest.tau) + (len(self.leases) - 1) + self.queued + 1
@@ -427,7 +405,7 @@ class Coordinator:
     def _can_take(self, worker: int) -> bool:
         device = self.device(worker)
         limit = self.plan.tasks_per_device
-        free = limit is None or self._open_on.get(device, 0) < limit
+        free = limit is None or self.book.open_on(device) < limit
         return free and self.available(worker, self.at)
 
     # --- evaluation and the end --------------------------------------------------------------------------------------

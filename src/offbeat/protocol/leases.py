@@ -1,0 +1,96 @@
+"""Owns the book of leases: who has which task, until when, and which were released and may still be pushed.
+
+It keeps indexes consistent and decides nothing; that is the coordinator's.
+"""
+
+import heapq
+from collections import OrderedDict
+from dataclasses import replace
+from math import inf
+
+from offbeat.protocol.messages import Lease
+
+SLACK = 256
+"""Deadlines of closed leases that may lie about before the heap is built anew."""
+
+
+class LeaseBook:
+    """Open leases by task, worker and device, their deadlines, and the latest released ones."""
+
+    def __init__(self, released_kept: int) -> None:
+        self.open: dict[int, Lease] = {}
+        """In the order in which they were granted, so that the first has the oldest tau."""
+        self.released: OrderedDict[int, tuple[Lease, bool]] = OrderedDict()
+        """Released leases, and whether they were revoked: then a late push is refused whatever its staleness."""
+        self.deadlines: list[tuple[float, int]] = []
+        self._released_kept = released_kept
+        self._task_of: dict[int, int] = {}
+        self._open_on: dict[int, int] = {}
+
+    def grant(self, lease: Lease) -> None:
+        """A new lease."""
+        self.open[lease.task] = lease
+        self._task_of[lease.worker] = lease.task
+        self._open_on[lease.device] = self._open_on.get(lease.device, 0) + 1
+        heapq.heappush(self.deadlines, (lease.deadline, lease.task))
+
+    def of_worker(self, worker: int) -> Lease | None:
+        """The open lease of a worker."""
+        task = self._task_of.get(worker)
+        return None if task is None else self.open[task]
+
+    def open_on(self, device: int) -> int:
+        """How many open leases a device has."""
+        return self._open_on.get(device, 0)
+
+    def oldest(self) -> Lease | None:
+        """The open lease that started from the oldest version."""
+        return next(iter(self.open.values()), None)
+
+    def find(self, task: int) -> tuple[Lease | None, bool]:
+        """A lease under which a push can be judged, open or released, and whether it was revoked."""
+        lease = self.open.get(task)
+        return (lease, False) if lease else self.released.get(task, (None, False))
+
+    def close(self, lease: Lease) -> None:
+        """The task is over: answered, expired, revoked or handed back."""
+        self.released.pop(lease.task, None)
+        if self.open.pop(lease.task, None) is None:
+            return
+        del self._task_of[lease.worker]
+        self._open_on[lease.device] -= 1
+        if not self._open_on[lease.device]:
+            del self._open_on[lease.device]
+
+    def release(self, lease: Lease, *, revoked: bool) -> None:
+        """Close a lease, but remember it for a late push."""
+        self.close(lease)
+        self.released[lease.task] = (lease, revoked)
+        if len(self.released) > self._released_kept:
+            self.released.popitem(last=False)
+
+    def extend(self, task: int, deadline: float) -> None:
+        """A sign of life."""
+        lease = self.open.get(task)
+        if lease:
+            self.open[task] = replace(lease, deadline=deadline)
+
+    def expired(self, at: float) -> list[Lease]:
+        """Open leases whose deadline has passed."""
+        passed = []
+        while self.deadlines and self.deadlines[0][0] <= at:
+            _, task = heapq.heappop(self.deadlines)
+            lease = self.open.get(task)
+            if lease and lease.deadline > at:
+                heapq.heappush(self.deadlines, (lease.deadline, task))
+            elif lease:
+                passed.append(lease)
+        return passed
+
+    def next_deadline(self) -> float:
+        """When the next open lease may run out; infinity where none is open."""
+        while self.deadlines and self.deadlines[0][1] not in self.open:
+            heapq.heappop(self.deadlines)
+        if len(self.deadlines) > 2 * len(self.open) + SLACK:
+            self.deadlines = sorted((lease.deadline, task) for task, lease in self.open.items())
+        return self.deadlines[0][0] if self.deadlines else inf
