@@ -2,11 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 CODE = """
-import resource
 import offbeat
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import UpdateArrived
@@ -31,14 +31,16 @@ source = Fleet(1_000_000, device_model("exponential:900", 1), seed=1, dropout=0.
 plan = Plan(in_flight_max=1000, lease_s=3600.0, until_s=86_400.0, evaluate_every=10**9)
 coordinator = Coordinator(offbeat.fedasync(0.6), plan, seed=1, available=source.available)
 Engine(coordinator, source, NoVectors(), lambda event, commands: None).advance()
-print(coordinator.t, coordinator.finished, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))  # ru_maxrss counts the parent
+print(coordinator.t, coordinator.finished, int(peak.split()[1]) // 1024)
 """
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_a_million_devices_over_a_virtual_day_in_bounded_memory() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     epochs, finished, megabytes = done.stdout.split()
     assert finished == "True"
     assert int(epochs) > 80_000
-    assert int(megabytes) < 400
+    assert int(megabytes) < 300
