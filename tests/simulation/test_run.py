@@ -148,6 +148,7 @@ def test_fedavg_waits_for_the_slowest_and_over_selection_does_not() -> None:
         ({"epochs": 0}, "epochs is 0"),
         ({"dropout": 1.0}, "dropout"),
         ({"target": "good"}, "accuracy>=0.95"),
+        ({"target": "y>=0.95"}, "the task's metrics are x"),
         ({"staleness_policy": "reject"}, "staleness_max"),
         ({"executor": "gpu"}, "executor 'gpu' is unknown"),
         ({"gama": 0.1}, "did you mean gamma"),

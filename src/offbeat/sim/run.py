@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -19,7 +20,7 @@ from offbeat.core import rules, staleness
 from offbeat.core.kernel import Updater
 from offbeat.core.layout import Model
 from offbeat.core.rules import Rule
-from offbeat.errors import MissingExtra
+from offbeat.errors import InvalidValue, MissingExtra
 from offbeat.loading import adapted, load
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Command, Decision, Evaluated, Event, MixUpdate, SendTask, UpdateArrived
@@ -61,8 +62,17 @@ class Run:
     contribution: dict[int, tuple[float, float]] = field(repr=False)
     """Per device, the sum of alpha_t of its updates, and what of that survives in x."""
     metrics: list[Point] = field(repr=False)
-    ledger: list[Decision] = field(repr=False)
-    """Every decision that was applied, in order."""
+    folder: Path | None = None
+    applied: list[Decision] | None = field(default=None, repr=False)
+    """Kept here only where there is no folder to read them from."""
+
+    @cached_property
+    def ledger(self) -> list[Decision]:
+        """Every decision that was applied, in order."""
+        if self.applied is not None or self.folder is None:
+            return self.applied or []
+        with RunFolder.open(self.folder).ledger() as ledger:
+            return [decision for decision in ledger.decisions() if decision.mix]
 
     def plot(self, path: str | Path) -> None:
         """Draw metric and staleness to a file; its ending says the format (png, svg, pdf)."""
@@ -83,7 +93,7 @@ class Tally:
     staleness_sum: int = 0
     staleness_largest: int = 0
     gradients: int = 0
-    applied: list[Decision] = field(default_factory=list)
+    applied: list[Decision] | None = None
     curve: list[Point] = field(default_factory=list)
 
     def staleness_mean(self, applied: int) -> float:
@@ -104,7 +114,8 @@ class Tally:
                 self.staleness_sum += command.decision.staleness
                 self.staleness_largest = max(self.staleness_largest, command.decision.staleness)
                 self.gradients += command.decision.gradients
-                self.applied.append(command.decision)
+                if self.applied is not None:
+                    self.applied.append(command.decision)
 
 
 class Simulation:
@@ -139,10 +150,14 @@ class Simulation:
         self.executor, self.word = chosen
         self.settings = replace(settings, executor=self.executor.name, devices=devices)
         self.updater = updater or Updater()
-        self.tally, self.begun = Tally(size * BYTES_PER_FLOAT), time.perf_counter()
+        self.tally, self.begun = (
+            Tally(size * BYTES_PER_FLOAT, applied=[] if folder is None else None),
+            time.perf_counter(),
+        )
         self.coordinator = Coordinator(
             self.rule, self.plan, scheduler, seed=settings.seed, available=self.source.available
         )
+        self._check_target()
         self.folder = RunFolder.begin(folder, self.settings.as_dict()) if folder is not None else None
         self.ledger: Ledger | None = self.folder.ledger() if self.folder else None
         self._checkpointed = time.monotonic()
@@ -193,7 +208,8 @@ class Simulation:
         counted = self.coordinator.contribution
         surviving = counted.surviving()
         contribution = {device: (mass, surviving.get(device, 0.0)) for device, mass in sorted(counted.mass.items())}
-        run = Run(self._summary(), self.plane.x, contribution, self.tally.curve, self.tally.applied)
+        path = self.folder.path if self.folder else None
+        run = Run(self._summary(), self.plane.x, contribution, self.tally.curve, path, self.tally.applied)
         if self.folder and self.ledger:
             self.ledger.flush()
             write_curve(self.folder.path / CURVE, run.metrics)
@@ -217,6 +233,13 @@ class Simulation:
             self.ledger.truncate_after(0)
         self.engine = Engine(self.coordinator, self.source, self.plane, self._record)
         self.engine.feed(Evaluated(0.0, 0, self.executor.evaluate(self.x_0)))
+
+    def _check_target(self) -> None:
+        target = self.plan.target
+        metrics = self.executor.evaluate(self.x_0) if target else {}
+        if target and target.metric not in metrics:
+            known = ", ".join(metrics) or "none: it has no test data"
+            raise InvalidValue(f"target is {target} but the task's metrics are {known}; the run would never end")
 
     def _resume(self, folder: RunFolder, ledger: Ledger) -> None:
         models, metadata = load_models(folder.checkpoint_path, self.x_0.layout)
