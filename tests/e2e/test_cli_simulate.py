@@ -2,6 +2,9 @@
 
 import csv
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +128,30 @@ def test_compare_prints_a_table_and_writes_csv_and_pictures(tmp_path: Path) -> N
     assert {
         f"accuracy-{axis}.{end}" for axis in ("gradients", "epochs", "virtual-time", "bytes") for end in ("png", "svg")
     } <= names
+
+
+def test_a_run_that_is_stopped_goes_on_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """SIGTERM, in a process of its own, once the run's ledger is there."""
+    command = [
+        sys.executable,
+        "-m",
+        "offbeat",
+        "simulate",
+        "digits",
+        "--epochs",
+        "600",
+        "--executor",
+        "inline",
+        "--json",
+    ]
+    process = subprocess.Popen([*command, "--dir", str(tmp_path / "run")], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    process.stderr.readline()  # it says what it will do once it is set up
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode in (130, -signal.SIGTERM), said  # the signal may come before the handler is there
+    if process.returncode == 130:
+        assert "the same command goes on from there" in said
+    whole = simulated("--epochs", "600", "--executor", "inline")
+    resumed = simulated("--epochs", "600", "--executor", "inline", "--dir", str(tmp_path / "run"))
+    assert resumed["x_sha256"] == whole["x_sha256"]

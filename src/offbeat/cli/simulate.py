@@ -1,6 +1,9 @@
 """Owns `offbeat simulate`: one run, a progress bar, a summary in words or as JSON."""
 
 import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,9 @@ import click
 
 from offbeat.cli.progress import Bar
 from offbeat.settings import Settings
-from offbeat.sim.run import Run, Simulation
+from offbeat.sim.run import Run, Simulation, Stop
+
+INTERRUPTED = 130
 
 
 def simulate(task: str, settings: Settings, folder: Path | None, *, as_json: bool) -> None:
@@ -19,11 +24,48 @@ def simulate(task: str, settings: Settings, folder: Path | None, *, as_json: boo
     )
     if simulation.folder and simulation.folder.resumed:
         click.echo(f"Going on from epoch {simulation.coordinator.t}.", err=True)
-    with Bar(task) as bar:
-        run = simulation.run(bar.show)
+    try:
+        with Bar(task) as bar, stopping() as stop_if_asked:
+            run = simulation.run(_both(bar.show, stop_if_asked))
+    except Stop:
+        again = "the same command goes on from there" if folder is not None else "with --dir it could go on from there"
+        click.echo(f"Stopped at epoch {simulation.coordinator.t}; {again}.", err=True)
+        raise SystemExit(INTERRUPTED) from None
     if folder is not None:
         _draw(run, folder)
     click.echo(json.dumps(run.summary) if as_json else _words(run.summary))
+
+
+def _both(show: Callable[[Simulation], None], stop_if_asked: Callable[[], None]) -> Callable[[Simulation], None]:
+    def watch(simulation: Simulation) -> None:
+        show(simulation)
+        stop_if_asked()
+
+    return watch
+
+
+@contextmanager
+def stopping() -> Iterator[Callable[[], None]]:
+    """Ctrl-C and SIGTERM stop the run at its next safe moment; a second one, at once."""
+    asked = False
+
+    def ask(number: int, _frame: object) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(number, before[signal.Signals(number)])
+
+    def stop_if_asked() -> None:
+        if asked:
+            raise Stop
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield stop_if_asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _draw(run: Run, folder: Path) -> None:

@@ -42,6 +42,10 @@ CURVE = "metrics.csv"
 CONTRIBUTION = "contribution.csv"
 
 
+class Stop(Exception):
+    """Raised by whoever watches a run, to stop it where it stands."""
+
+
 class Point(NamedTuple):
     """One evaluation on a run's curve."""
 
@@ -193,12 +197,15 @@ class Simulation:
         return jobs
 
     def run(self, on_progress: Callable[["Simulation"], None] = lambda _: None) -> Run:
-        """Run to the end."""
+        """Run to the end; `on_progress` may raise `Stop`, and the run can go on later from where it stands."""
         try:
             while not self.finished:
                 self.executor.finish(self.advance())
                 on_progress(self)
             return self.result()
+        except Stop:
+            self.checkpoint()
+            raise
         finally:
             self.close()
             self.executor.close()
