@@ -27,6 +27,12 @@ def load(spec: str, settings: Settings) -> Task:
     return task
 
 
+def takes_seed(spec: str) -> bool:
+    """Is what this names made anew for every seed?"""
+    found = _found(spec)
+    return not isinstance(found, Task) and callable(found) and "seed" in inspect.signature(found).parameters
+
+
 def adapted(task: Task, settings: Settings) -> Task:
     """The task with gamma, rho and so on from the settings, where they are set."""
     changes = {name: value for name in OVERRIDES if (value := getattr(settings, name)) is not None}
@@ -62,8 +68,10 @@ def _made(spec: str, settings: Settings) -> Task:
 def _found(spec: str) -> Any:
     path, _, name = spec.partition(":")
     if path in BUILT_IN:
+        if name:
+            raise InvalidValue(f"{spec!r}: {path} is built in and has no part {name!r}")
         module, attribute = BUILT_IN[path]
-        return getattr(importlib.import_module(module), name or attribute)
+        return getattr(importlib.import_module(module), attribute)
     if not path.endswith(".py"):
         raise InvalidValue(f"unknown task {spec!r}; use {', '.join(BUILT_IN)} or a file: path.py or path.py:name")
     module_ = _imported(Path(path))

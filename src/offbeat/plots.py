@@ -26,7 +26,10 @@ AXES: Mapping[str, tuple[str, Callable[[Point], float]]] = {
 
 def run(path: Path, result: Run, metric: str | None = None) -> None:
     """A run's metric against virtual time, and how stale its updates were."""
-    metric = metric or list(result.metrics[-1].metrics)[-1]
+    names = list(result.metrics[-1].metrics) if result.metrics else []
+    if not names:
+        return  # nothing was measured, so there is nothing to draw
+    metric = metric or names[-1]
     figure = Figure(figsize=(10, 4), layout="constrained", dpi=120)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     left.plot(

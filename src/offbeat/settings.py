@@ -54,7 +54,9 @@ class Settings:
     gradients: int | None = _setting(None, "End after this many gradients were applied.")
     until_s: float | None = _setting(None, "End at this moment of the run's clock.")
     target: str | None = _setting(None, "End when a metric is reached, such as accuracy>=0.95.")
-    evaluate_every: int | None = _setting(None, f"Versions between evaluations. [default: about {EVALUATIONS} in all]")
+    evaluate_every: int | None = _setting(
+        None, f"Versions between evaluations. [default: about {EVALUATIONS} in all; 10, fedavg 1, without epochs]"
+    )
     gamma: float | None = _setting(None, "Local learning rate. [default: the task's]")
     rho: float | None = _setting(None, "Proximal weight. [default: the task's]")
     batch_size: int | None = _setting(None, "Samples per local iteration. [default: the task's]")

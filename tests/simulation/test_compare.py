@@ -89,6 +89,30 @@ def test_an_interrupted_comparison_goes_on(spec: Path, tmp_path: Path) -> None:
     assert (out / "fast" / "seed-1" / "summary.json").stat().st_mtime_ns == untouched
 
 
+def test_runs_of_another_spec_are_not_taken_for_this_ones(spec: Path, tmp_path: Path) -> None:
+    compare(Spec.read(spec), tmp_path / "out", processes=1)
+    spec.write_text(spec.read_text().replace("epochs = 30", "epochs = 31"))
+    with pytest.raises(InvalidValue, match=r"epochs = 30, not 31; choose another --dir"):
+        compare(Spec.read(spec), tmp_path / "out", processes=1)
+
+
+def test_an_unknown_metric_is_named(spec: Path, tmp_path: Path) -> None:
+    spec.write_text(spec.read_text().replace('metric = "x"', 'metric = "y"'))
+    with pytest.raises(InvalidValue, match="metric is 'y' but fast has x"):
+        compare(Spec.read(spec), tmp_path / "out", processes=1)
+
+
+def test_a_task_that_takes_a_seed_is_made_for_every_seed(spec: Path, tmp_path: Path) -> None:
+    file = tmp_path / "pull.py"
+    made = file.read_text().replace(
+        "task = Pull()", "def task(seed=0):\n    made = Pull()\n    made.seed = seed\n    return made"
+    )
+    file.write_text(made.replace('return {"x": float(model["x"][0])}', 'return {"x": float(self.seed)}'))
+    rows = [compare(Spec.read(spec), tmp_path / str(count), processes=count).rows() for count in (1, 2)]
+    assert rows[0] == rows[1]
+    assert rows[0][0].metric == 2.0
+
+
 def test_a_grid_multiplies_the_methods(spec: Path) -> None:
     spec.write_text(spec.read_text() + "\n[grid]\nalpha = [0.3, 0.6]\nqueue_max = [2]\n".replace("reach", ""))
     spec.write_text(spec.read_text().replace('reach = "slow"\n', ""))

@@ -181,6 +181,45 @@ def test_links_take_their_time() -> None:
     assert slow == pytest.approx(fast + per_task * 30 / 6, rel=0.5)  # six devices work side by side
 
 
+def test_a_rule_object_brings_its_groups() -> None:
+    named, built = simulate(rule="fedavg:4", epochs=10), simulate(rule=offbeat.fedavg(4), epochs=10)
+    assert named.summary["x_sha256"] == built.summary["x_sha256"]
+    assert built.summary["staleness_largest"] == 0
+
+
+def test_a_group_has_every_device_once() -> None:
+    run = simulate(rule="fedavg:4", over_selection=1.4, epochs=30)
+    for t in range(1, 31):
+        devices = [decision.lease.device for decision in run.ledger if decision.t == t]
+        assert len(set(devices)) == len(devices) == 4
+    with pytest.raises(offbeat.OffbeatError, match="a group starts 8 tasks on different devices, but there are 6"):
+        simulate(rule="fedavg:8")
+
+
+def test_a_run_that_diverges_ends() -> None:
+    task = Quadratic([0.0, 1.0], [float("nan")] * 2)
+    summary = offbeat.simulate(task, epochs=20, executor="inline").summary
+    assert summary["t"] == 0
+    assert "diverged" in summary["ended"]
+
+
+@pytest.mark.parametrize(
+    "lossy", [{"over_selection": 1.5, "rule": "fedavg:3"}, {"rule": "fedavg:4", "group_deadline_s": 1.0}]
+)
+def test_a_lost_and_revoked_task_is_sent_once(lossy: dict[str, Any], tmp_path: Path) -> None:
+    simulate(dropout=0.5, epochs=80, dir=tmp_path, **lossy)
+    assert RunFolder.open(tmp_path).ledger().count("repeated") == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"rule": "fedbuff:5"}, {"rule": "fedavg:2"}, {"staleness_policy": "reject", "staleness_max": 4}, {"dropout": 0.1}],
+)
+def test_sampled_staleness_goes_with_fedasync_alone(other: dict[str, Any]) -> None:
+    with pytest.raises(offbeat.OffbeatError, match="sampled:K"):
+        simulate(device_model="sampled:4", **other)
+
+
 def test_your_own_rule_and_staleness_function(tmp_path: Path) -> None:
     def patient(staleness: int) -> float:
         return 1.0 if staleness < 2 else 0.5

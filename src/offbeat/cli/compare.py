@@ -12,6 +12,7 @@ from rich.table import Table
 from offbeat.errors import OffbeatError
 from offbeat.sim.compare import Comparison, Row, Spec
 from offbeat.sim.compare import compare as run_comparison
+from offbeat.storage.json_file import plain
 
 
 def compare(spec_path: Path, folder: Path, *, processes: int | None, as_json: bool) -> None:
@@ -37,7 +38,7 @@ def compare(spec_path: Path, folder: Path, *, processes: int | None, as_json: bo
     Console(highlight=False, width=120).print(_table(spec, rows))
     click.echo(f"Runs, table and pictures: {folder}")
     if as_json:
-        click.echo(json.dumps({"dir": str(folder), "rows": [row._asdict() for row in rows]}))
+        click.echo(json.dumps(plain({"dir": str(folder), "rows": [row._asdict() for row in rows]})))
 
 
 def _write(path: Path, rows: list[Row]) -> None:

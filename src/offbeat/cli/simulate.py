@@ -12,6 +12,7 @@ import click
 from offbeat.cli.progress import Bar
 from offbeat.settings import Settings
 from offbeat.sim.run import Run, Simulation, Stop
+from offbeat.storage.json_file import plain
 
 INTERRUPTED = 130
 
@@ -19,6 +20,8 @@ INTERRUPTED = 130
 def simulate(task: str, settings: Settings, folder: Path | None, *, as_json: bool) -> None:
     """Run and report."""
     simulation = Simulation.of(task, settings, folder=folder)
+    if simulation.word:
+        click.echo(simulation.word, err=True)
     click.echo(
         f"{task}: {simulation.rule.spec}, {simulation.settings.devices} devices, {simulation.executor.name}", err=True
     )
@@ -33,7 +36,7 @@ def simulate(task: str, settings: Settings, folder: Path | None, *, as_json: boo
         raise SystemExit(INTERRUPTED) from None
     if folder is not None:
         _draw(run, folder)
-    click.echo(json.dumps(run.summary) if as_json else _words(run.summary))
+    click.echo(json.dumps(plain(run.summary)) if as_json else _words(run.summary))
 
 
 def _both(show: Callable[[Simulation], None], stop_if_asked: Callable[[], None]) -> Callable[[Simulation], None]:

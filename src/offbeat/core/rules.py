@@ -78,6 +78,8 @@ class Rule:
     """The rule uses x_tau, so leased versions must be kept."""
     needs_distance: bool = False
     """The rule reads `Facts.distance`, so every update is measured against its x_tau."""
+    group: int = 0
+    """How many tasks make one synchronous group; 0 is asynchronous."""
 
     def decide(self, facts: Facts, memory: Memory) -> tuple[Mix, Memory]:
         """The coefficients for one update, and the memory for the next."""
@@ -165,7 +167,7 @@ def fedavg(k: int) -> Rule:
         after = {"count": 0, "samples": 0} if complete else {"count": memory["count"] + 1, "samples": total}
         return Mix(before / total, facts.samples / total, 0.0, complete), after
 
-    return Rule(f"fedavg({k})", formula, {"count": 0, "samples": 0})
+    return Rule(f"fedavg({k})", formula, {"count": 0, "samples": 0}, group=k)
 
 
 def from_spec(spec: str, alpha: float | Schedule, staleness_fn: Callable[[int], float]) -> Rule:

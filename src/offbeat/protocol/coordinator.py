@@ -78,6 +78,8 @@ class Coordinator:
         self.mixed = 0
         self.gradients = 0
         self.duplicates = 0
+        self.not_finite = 0
+        """Updates in a row that were refused for NaN or infinity."""
         self.memory = rule.memory
         self.book = LeaseBook(plan.released_kept)
         self.answers: OrderedDict[int, AnswerPush] = OrderedDict()
@@ -100,6 +102,7 @@ class Coordinator:
         self._group_due = inf
         self._group_open = False
         self._group_arrived = 0
+        self._group_devices: set[int] = set()
         self._story: deque[tuple[Event, list[Command]]] = deque(maxlen=STORY_LENGTH)
         self._commands: list[Command] = []
 
@@ -262,6 +265,7 @@ class Coordinator:
             facts = Facts(t, lease.tau, lease.device, event.samples, event.distance)
             mix, self.memory = self.rule.decide(facts, self.memory)
         self.sequence += 1
+        self.not_finite = self.not_finite + 1 if outcome is Outcome.NOT_FINITE else 0
         gradients = event.gradients
         decision = Decision(self.sequence, self.at, lease, outcome, t, staleness, mix, event.samples, gradients)
         self._forget_held(lease)
@@ -280,6 +284,7 @@ class Coordinator:
     def _version_decided(self) -> None:
         self.t_decided += 1
         self._group_open, self._group_arrived, self._group_due = False, 0, inf
+        self._group_devices.clear()
         if self.scheduler.group:
             for lease in list(self.leases.values()):
                 self._release(lease, revoked=True)
@@ -301,6 +306,8 @@ class Coordinator:
         if self.scheduler.group and not self._group_open:
             self._group_open = True
             self._group_due = self.at + (self.scheduler.group_deadline_s or inf)
+        if self.scheduler.group:
+            self._group_devices.add(device)
         self._tasks += 1
         number = self._numbers.get(device, 0)
         self._numbers[device] = number + 1
@@ -313,6 +320,7 @@ class Coordinator:
 
     def _release(self, lease: Lease, *, revoked: bool = False) -> None:
         self._forget_held(lease)
+        self._group_devices.discard(lease.device)
         self.book.release(lease, revoked=revoked)
         self._commands.append(ReleaseTask(lease, revoked))
 
@@ -406,7 +414,7 @@ class Coordinator:
         device = self.device(worker)
         limit = self.plan.tasks_per_device
         free = limit is None or self.book.open_on(device) < limit
-        return free and self.available(worker, self.at)
+        return free and device not in self._group_devices and self.available(worker, self.at)
 
     # --- evaluation and the end --------------------------------------------------------------------------------------
 
@@ -430,6 +438,8 @@ class Coordinator:
             self.ending = f"{plan.gradients} gradients"
         elif self.at >= plan.until_s:
             self.ending = f"{plan.until_s:g} s"
+        elif plan.not_finite_max is not None and self.not_finite >= plan.not_finite_max:
+            self.ending = f"diverged: the last {self.not_finite} updates were NaN or infinite"
 
     def _finish_if_done(self) -> None:
         if self.ending and not self.finished and not self.queued and self.t == self.t_decided:

@@ -61,6 +61,8 @@ class Plan:
     gradients: int | None = None
     until_s: float = inf
     target: Target | None = None
+    not_finite_max: int | None = None
+    """End when so many updates in a row were refused for NaN or infinity: training has diverged."""
     evaluate_every: int = 1
     """Versions between two evaluations."""
     answers_kept: int = 100_000
@@ -71,7 +73,7 @@ class Plan:
     def __post_init__(self) -> None:
         for name in ("in_flight_max", "queue_max", "evaluate_every", "answers_kept", "released_kept"):
             self._at_least(name, 1)
-        for name in ("tasks_per_device", "epochs", "gradients"):
+        for name in ("tasks_per_device", "epochs", "gradients", "not_finite_max"):
             self._at_least(name, 1)
         for name in ("lease_s", "retry_after_s", "pace_wait_s", "until_s"):
             if not getattr(self, name) > 0:

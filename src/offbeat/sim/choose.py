@@ -25,6 +25,8 @@ from offbeat.task import Task, Work
 BATCHED_PARAMETERS_MAX = 65_536
 PROCESSES_PARAMETERS_MIN = 50_000
 DEVICES = 100
+EVALUATED_EVERY = 10
+NOT_FINITE_PER_TASK = 10
 BYTES_PER_MEGABIT = 125_000
 
 
@@ -60,6 +62,8 @@ def plan_of(settings: Settings, devices: int) -> Plan:
     ends = (settings.epochs, settings.gradients, settings.until_s, settings.target)
     epochs = EPOCHS if all(end is None for end in ends) else settings.epochs
     in_flight_max = min(IN_FLIGHT_MAX, devices) if settings.in_flight_max is None else settings.in_flight_max
+    if settings.rule == "sgd":
+        in_flight_max = 1
     if window is None and not 1 <= in_flight_max <= devices:
         raise InvalidValue(f"in_flight_max is {in_flight_max} but must lie in 1..{devices}, the number of devices")
     return Plan(
@@ -75,33 +79,39 @@ def plan_of(settings: Settings, devices: int) -> Plan:
         until_s=inf if settings.until_s is None else settings.until_s,
         target=None if settings.target is None else Target.parse(settings.target),
         evaluate_every=_evaluate_every(settings, epochs),
+        not_finite_max=NOT_FINITE_PER_TASK * (window or in_flight_max) + EVALUATIONS,
     )
 
 
 def _evaluate_every(settings: Settings, epochs: int | None) -> int:
     if settings.evaluate_every is not None:
         return settings.evaluate_every
-    return max(1, (epochs or 0) // EVALUATIONS)
+    if epochs is None:
+        return 1 if settings.rule.startswith("fedavg") else EVALUATED_EVERY
+    return max(1, epochs // EVALUATIONS)
 
 
-def scheduler_of(settings: Settings) -> Scheduler:
+def scheduler_of(settings: Settings, rule: Rule, devices: int) -> Scheduler:
     """Whom to trigger, and when; FedAvg's groups come from its rule."""
-    name, _, k = settings.rule.partition(":")
-    return Scheduler(
+    scheduler = Scheduler(
         choice=settings.scheduler,  # type: ignore[arg-type]
         trigger_every_s=settings.trigger_every_s,
-        group=int(float(k)) if name == "fedavg" else 0,
+        group=rule.group,
         over_selection=settings.over_selection,
         group_deadline_s=settings.group_deadline_s,
         local_iterations_min=settings.local_iterations_min,
         local_iterations_max=settings.local_iterations_max,
     )
+    if scheduler.quota > devices:
+        raise InvalidValue(f"a group starts {scheduler.quota} tasks on different devices, but there are {devices}")
+    return scheduler
 
 
 def source_of(task: Task, settings: Settings, devices: int, model_bytes: int, epochs: int | None) -> Source:
     """The simulated world."""
     window = window_of(settings)
     if window is not None:
+        _refuse_with_sampled(settings)
         return Sampled(devices, window, seed=settings.seed, epochs=inf if epochs is None else epochs)
     if not 0 <= settings.dropout < 1:
         raise InvalidValue(f"dropout is {settings.dropout!r} but must lie in [0, 1)")
@@ -113,6 +123,18 @@ def source_of(task: Task, settings: Settings, devices: int, model_bytes: int, ep
         model_bytes=model_bytes,
         amount=_amount(task, devices, settings.seed),
     )
+
+
+def _refuse_with_sampled(settings: Settings) -> None:
+    """Under sampled staleness every arrival is one epoch, and nobody waits or is lost."""
+    plain = Settings()
+    if settings.rule.startswith(("fedavg", "fedbuff")):
+        raise InvalidValue(
+            f"device_model sampled:K draws the staleness of every epoch; rule {settings.rule} has no such"
+        )
+    for name in ("staleness_policy", "trigger_every_s", "dropout", "down_mbps", "up_mbps", "in_flight_max"):
+        if getattr(settings, name) != getattr(plain, name):
+            raise InvalidValue(f"device_model sampled:K leaves no room for {name}; leave it out")
 
 
 def _link(settings: Settings) -> tuple[float, float]:

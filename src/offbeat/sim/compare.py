@@ -18,12 +18,13 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple, Self
 
 from offbeat.errors import InvalidValue
-from offbeat.loading import OVERRIDES, load
+from offbeat.loading import OVERRIDES, load, takes_seed
 from offbeat.settings import Settings, read_toml
 from offbeat.sim import choose
 from offbeat.sim.executors import Executor, Job
 from offbeat.sim.processes import cores
 from offbeat.sim.run import CURVE, Point, Simulation, read_curve
+from offbeat.storage.run_folder import RunFolder
 
 KEYS = {"task", "seeds", "metric", "lower_is_better", "reach", "settings", "methods", "grid"}
 SUMMARY = "summary.json"
@@ -106,7 +107,7 @@ def compare(
 ) -> "Comparison":
     """Run what has not been run, over all cores, and sum it up; progress is told in runs done, of all runs."""
     entries = spec.entries(folder)
-    waiting = [entry for entry in entries if not (entry.folder / SUMMARY).exists()]
+    waiting = [entry for entry in entries if not _is_done(entry)]
     done, count = len(entries) - len(waiting), processes or cores()
     on_progress(done, len(entries))
     shares = [share for i in range(count) if (share := waiting[i::count])]
@@ -184,10 +185,25 @@ def run_share(
             executor.close()
 
 
+def _is_done(entry: Entry) -> bool:
+    """Finished, and with these settings; with others the folder must not be used."""
+    if not (entry.folder / SUMMARY).exists():
+        return False
+    there = RunFolder.open(entry.folder).settings
+    for name, value in entry.settings.as_dict().items():
+        filled_in = name in ("devices", "executor") and value in (None, "auto")
+        if not filled_in and there.get(name) != value:
+            raise InvalidValue(
+                f"{entry.folder} holds a run with {name} = {there.get(name)!r}, not {value!r}; choose another --dir"
+            )
+    return True
+
+
 def _begun(task_spec: str, entry: Entry, executors: dict[tuple[Any, ...], Executor]) -> Simulation:
     settings = entry.settings
-    concerned = ("devices", "partition", "executor", *OVERRIDES)
-    key = (settings.rule == "sgd", *(getattr(settings, name) for name in concerned))
+    concerned = ("devices", "partition", "executor", "in_flight_max", "device_model", *OVERRIDES)
+    seed = settings.seed if takes_seed(task_spec) else None
+    key = (settings.rule == "sgd", seed, *(getattr(settings, name) for name in concerned))
     shared = executors.get(key)
     task = shared.task if shared is not None else load(task_spec, settings)
     simulation = Simulation(task, settings, shared, folder=entry.folder)
@@ -227,7 +243,11 @@ class Comparison:
         curves: dict[str, list[list[Point]]] = {name: [] for name in spec.methods}
         summaries: dict[str, list[dict[str, Any]]] = {name: [] for name in spec.methods}
         for entry in spec.entries(folder):
-            curves[entry.method].append(read_curve(entry.folder / CURVE))
+            curve = read_curve(entry.folder / CURVE)
+            if spec.metric not in curve[-1].metrics:
+                known = ", ".join(curve[-1].metrics) or "none"
+                raise InvalidValue(f"metric is {spec.metric!r} but {entry.method} has {known}")
+            curves[entry.method].append(curve)
             summaries[entry.method].append(json.loads((entry.folder / SUMMARY).read_text()))
         return cls(spec, curves, summaries)
 

@@ -9,11 +9,14 @@ Rules kept here:
 
 import os
 import pickle
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from offbeat.core.layout import Array, Layout, Model, Vector
@@ -58,14 +61,14 @@ class Processes:
             raise InvalidValue(f"processes is {count} but must lie in 1..{PROCESSES_MAX}; one per core is enough")
         self.name = f"processes:{count}"
         self.task, self.count = task, count
-        self._payload = packed(task)
+        self._payload = _file_of(packed(task))
         self._pool: ProcessPoolExecutor | None = None
 
     def submit(self, x_tau: Model, work: Work) -> Travelling:
         """The next free process takes it."""
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
-                self.count, get_context("spawn"), initializer=_begin, initargs=(self._payload, x_tau.layout)
+                self.count, get_context("spawn"), initializer=_begin, initargs=(self._payload.name, x_tau.layout)
             )
         with _environment(CHILD_ENVIRONMENT):
             try:
@@ -100,6 +103,7 @@ class Processes:
         """End the processes; what has not begun is dropped."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+        self._payload.close()
 
 
 def cores() -> int:
@@ -116,6 +120,14 @@ def packed(task: Task) -> bytes:
         raise CannotTravel(f"cannot be sent to other processes ({error}); put it in a file") from error
 
 
+def _file_of(payload: bytes) -> Any:
+    """A temporary file, gone when it is closed: a pipe could fill up while a child dies, and block for ever."""
+    file = NamedTemporaryFile(prefix="offbeat-task-")  # noqa: SIM115 (closed with the executor)
+    file.write(payload)
+    file.flush()
+    return file
+
+
 def _pickler() -> Any:
     """cloudpickle takes what was defined in a notebook; without it, only what can be imported travels."""
     try:
@@ -128,11 +140,12 @@ def _pickler() -> Any:
 _here: tuple[Task, Layout] | Exception = AssertionError("the child was given no task")
 
 
-def _begin(payload: bytes, layout: Layout) -> None:
+def _begin(payload: str, layout: Layout) -> None:
     """In a child: make the task; what goes wrong is told when the first training is asked for."""
     global _here
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its children in order
     try:
-        made = pickle.loads(payload)  # noqa: S301 (made by the parent process a moment ago)
+        made = pickle.loads(Path(payload).read_bytes())  # noqa: S301 (made by the parent process a moment ago)
         if isinstance(made, tuple):
             function, arguments, options = made
             made = function(*arguments, **options)
@@ -167,5 +180,6 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 def _broken() -> OffbeatError:
     return OffbeatError(
-        "a training process died, perhaps for want of memory; try fewer with --executor processes:1, or inline"
+        "a training process died, perhaps for want of memory: try --executor processes:1, or inline; "
+        'in a script of your own, put the call under `if __name__ == "__main__":`'
     )

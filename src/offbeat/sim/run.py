@@ -139,7 +139,7 @@ class Simulation:
         self.task, self.rule = task, rule or choose.rule_of(settings)
         devices = choose.devices_of(task, settings)
         self.plan = choose.plan_of(settings, devices)
-        scheduler = choose.scheduler_of(settings)
+        scheduler = choose.scheduler_of(settings, self.rule, devices)
         self.x_0 = start(task, settings.seed)
         size = self.x_0.layout.size
         self.source = choose.source_of(task, settings, devices, size * BYTES_PER_FLOAT, self.plan.epochs)

@@ -76,6 +76,8 @@ class Fleet:
         self.dropout, self.model_bytes, self.amount = dropout, model_bytes, amount
         self._busy_until: dict[int, float] = {}
         self._pushed: dict[int, Lease] = {}
+        self._away: set[int] = set()
+        """Workers that lost their task and will ask again by themselves."""
         self._attempts: dict[int, int] = {}
 
     def opening(self) -> Iterator[Happening]:
@@ -94,9 +96,11 @@ class Fleet:
             self._attempts[lease.task] = attempt + 1
             back = self.model.available_from(lease.device, done if unlucky else max(away, at))
             self._busy_until[lease.worker] = back
+            self._away.add(lease.worker)
             yield TaskRequested(back, lease.worker)
             return
         self._busy_until[lease.worker] = done
+        self._away.discard(lease.worker)
         self._pushed[lease.worker] = lease
         yield Arrival(done, lease)
 
@@ -109,7 +113,9 @@ class Fleet:
         yield from self._free(answer.worker, at)
 
     def revoked(self, lease: Lease, at: float) -> Iterator[Happening]:
-        """It stops, and asks for another."""
+        """It stops, and asks for another; one that is away will ask when it is back."""
+        if lease.worker in self._away:
+            return
         yield from self._free(lease.worker, at)
 
     def _free(self, worker: int, at: float) -> Iterator[Happening]:
