@@ -354,6 +354,9 @@ class Watched:
         device, most = self.device_of.get(worker, worker), self.plan.tasks_per_device
         if not self.case.available(worker, self.at) or worker in {lease.worker for lease in self.open.values()}:
             return False
+        members = {decision.lease.device for decision in self.group} | {lease.device for lease in self.open.values()}
+        if self.scheduler.group and device in members:
+            return False  # a device is once in a group
         return most is None or sum(lease.device == device for lease in self.open.values()) < most
 
     def room(self) -> bool:

@@ -270,6 +270,8 @@ class Coordinator:
         decision = Decision(self.sequence, self.at, lease, outcome, t, staleness, mix, event.samples, gradients)
         self._forget_held(lease)
         self.book.close(lease)
+        if mix is None:
+            self._group_devices.discard(lease.device)  # it has no part in the group, and may try again
         if mix:
             self.applied += 1
             self.gradients += gradients
