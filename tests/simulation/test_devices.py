@@ -290,6 +290,7 @@ def test_a_file_that_is_no_trace_is_refused_with_what_it_needs(tmp_path: Path, n
         {"availability_flash": {"a": {"start": 0, "end": 9, "ready": [[5, 5]]}}},
         {"availability_flash": {"a": {"start": 9, "end": 9, "ready": [[3, 5]]}}},
         {"flash_network_speed": {"w": {"down_u": 0.0, "up_u": 0.0}}},
+        {"availability_flash": {"a": {"start": 0, "end": 9, "ready": [[20, 30], [-5, -3], [7, 2]]}}},
     ],
     ids=str,
 )

@@ -220,6 +220,8 @@ def _read_traces(path: Path, seed: int) -> Traced:
 
 
 def _day(row: dict[str, Any]) -> Day:
-    begin = row["start"]
-    ready = sorted((start - begin, end - begin) for start, end in row["ready"] if end > start)
-    return Day(float(row["end"] - begin), tuple(float(s) for s, _ in ready), tuple(float(e) for _, e in ready))
+    """A recording, with what lies outside of it cut off."""
+    begin, length = row["start"], float(row["end"] - row["start"])
+    inside = ((max(start - begin, 0.0), min(end - begin, length)) for start, end in row["ready"])
+    ready = sorted((float(start), float(end)) for start, end in inside if end > start)
+    return Day(length, tuple(start for start, _ in ready), tuple(end for _, end in ready))
