@@ -13,7 +13,10 @@ from offbeat.errors import OffbeatError
 from offbeat.task import Task, Trained, Work
 
 if TYPE_CHECKING:
-    from offbeat.sim.run import Run, simulate
+    from offbeat.sim.api import simulate
+    from offbeat.sim.compare import compare
+    from offbeat.sim.run import Run
+    from offbeat.storage.export import export_ledger
 
 __version__ = version("offbeat")
 
@@ -26,9 +29,11 @@ __all__ = [
     "Task",
     "Trained",
     "Work",
+    "compare",
     "constant",
     "delta",
     "exponential",
+    "export_ledger",
     "fedasync",
     "fedavg",
     "fedbuff",
@@ -38,11 +43,18 @@ __all__ = [
     "simulate",
 ]
 
+_LATER = {
+    "Run": "offbeat.sim.run",
+    "compare": "offbeat.sim.compare",
+    "export_ledger": "offbeat.storage.export",
+    "simulate": "offbeat.sim.api",
+}
+
 
 def __getattr__(name: str) -> Any:
     """`offbeat.torch` and the simulator are imported when they are first used: the server needs neither."""
     if name == "torch":
         return import_module("offbeat.torch")
-    if name in ("Run", "simulate"):
-        return getattr(import_module("offbeat.sim.run"), name)
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module 'offbeat' has no attribute {name!r}")

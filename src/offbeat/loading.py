@@ -1,11 +1,12 @@
 """Owns how a task is found: a built-in name, or `path.py[:name]`.
 
-What is found is a task, or a function that makes one; such a function is given those of `devices`, `partition` and
-`seed` that it takes. The task remembers how it was made, so that another process can make it again.
+What is found is a task, or a function that makes one; such a function is given those settings in `OFFERED` that it
+takes. The task remembers how it was made, so that another process can make it again.
 """
 
 import importlib.util
 import inspect
+import sys
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -15,9 +16,11 @@ from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.settings import Settings
 from offbeat.task import Task
 
-BUILT_IN = {"digits": ("offbeat.tasks.digits", "digits")}
+BUILT_IN = {name: (f"offbeat.tasks.{name}", name) for name in ("digits", "cifar10", "wikitext2")}
 DEFAULT_NAME = "task"
-OVERRIDES = ("gamma", "rho", "batch_size", "local_passes", "local_iterations")
+OFFERED = ("devices", "partition", "partition_sizes", "seed", "width", "vocabulary", "test_max")
+"""Settings that a function which makes a task is given, if it takes them."""
+OVERRIDES = ("gamma", "rho", "weight_decay", "warm_up", "batch_size", "local_passes", "local_iterations")
 
 
 def load(spec: str, settings: Settings) -> Task:
@@ -36,12 +39,15 @@ def takes_seed(spec: str) -> bool:
 def adapted(task: Task, settings: Settings) -> Task:
     """The task with gamma, rho and so on from the settings, where they are set."""
     changes = {name: value for name in OVERRIDES if (value := getattr(settings, name)) is not None}
-    if settings.rule == "sgd":
+    if settings.gamma_schedule != "constant":
+        changes.pop("gamma", None)  # then every lease says its own
+    if settings.on_one_machine and hasattr(task, "with_settings"):
+        changes = {"rho": 0.0, **changes}  # there is no older model to stay near to
+    if changes:
+        task = _ask(task, "with_settings", f"{', '.join(changes)} cannot be set for it from outside")(**changes)
+    if settings.on_one_machine:
         task = _ask(task, "pooled", "rule sgd trains on all data at once")(settings.devices)
-    if not changes:
-        return task
-    changed: Task = _ask(task, "with_settings", f"{', '.join(changes)} cannot be set for it from outside")(**changes)
-    return changed
+    return task
 
 
 def _ask(task: Task, method: str, why: str) -> Any:
@@ -57,8 +63,7 @@ def _made(spec: str, settings: Settings) -> Task:
     if not callable(found):
         raise InvalidValue(f"{spec}: {found!r} is neither a task nor a function that makes one")
     accepted = inspect.signature(found).parameters
-    offered = {"devices": settings.devices, "partition": settings.partition, "seed": settings.seed}
-    arguments = {name: value for name, value in offered.items() if name in accepted and value is not None}
+    arguments = {name: value for name in OFFERED if name in accepted and (value := getattr(settings, name)) is not None}
     task = partial(found, **arguments)()
     if not isinstance(task, Task):
         raise InvalidValue(f"{spec} made {task!r}, which is no task: it needs initial, train and evaluate")
@@ -83,10 +88,12 @@ def _found(spec: str) -> Any:
 def _imported(path: Path) -> ModuleType:
     if not path.is_file():
         raise InvalidValue(f"there is no file {path}")
-    found = importlib.util.spec_from_file_location(f"offbeat_task_{path.stem}", path)
+    name = f"offbeat_task_{path.stem}"
+    found = importlib.util.spec_from_file_location(name, path)
     if found is None or found.loader is None:
         raise InvalidValue(f"{path} cannot be imported")
     module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module  # dataclasses and pickle look a class's module up there
     try:
         found.loader.exec_module(module)
     except OffbeatError:

@@ -1,44 +1,105 @@
-"""Owns the pictures: one run, and a comparison of methods."""
+"""Owns the pictures: one run, several runs under one clock, and a comparison of methods.
+
+Rules kept here:
+- Axes say what they show and in which unit; where there are several seeds, a band shows their spread.
+- However many methods there are, each is drawn and looks like no other.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from offbeat.protocol.messages import Decision
-from offbeat.sim.compare import Comparison
-from offbeat.sim.run import Point, Run
-
-mpl.use("Agg")
+from offbeat.sim.comparison import Comparison
+from offbeat.sim.curve import CURVE, Point, read_curve
+from offbeat.sim.run import Run
+from offbeat.sim.spec import safe
+from offbeat.storage.run_folder import RunFolder
 
 COLOURS = ("#0b6e99", "#c1440e", "#5b7c2c", "#7a4a8c", "#b8860b", "#444444", "#1a9988", "#d45087")
-AXES: Mapping[str, tuple[str, Callable[[Point], float]]] = {
-    "virtual time": ("virtual time (s)", lambda point: point.at),
-    "epochs": ("epochs", lambda point: point.t),
-    "gradients": ("gradients", lambda point: point.gradients),
-    "bytes": ("sent over the network (MB)", lambda point: point.bytes / 1e6),
+DASHES = ("-", "--", ":", "-.")
+MARKERS = ("", "o", "s", "^", "v", "D", "x", "+", "*")
+ENDINGS = ("png", "svg")
+BARS = "#b8c4cc"
+LEGEND_INSIDE_MAX = 8
+"""Methods whose legend has room inside the axes."""
+LEGEND_ROWS_MAX = 22
+LONGER_MANY = 5
+"""Where one method runs so many times as long as another, the axis is logarithmic."""
+SAMPLES = 400
+
+
+class Axis(NamedTuple):
+    """What a metric is drawn against."""
+
+    label: str
+    of: Callable[[Point], float]
+
+
+AXES = {
+    "virtual time": Axis("virtual time (s)", lambda point: point.at),
+    "epochs": Axis("epochs (versions published)", lambda point: point.t),
+    "gradients": Axis("gradients (local iterations applied)", lambda point: point.gradients),
+    "bytes": Axis("sent over the network, both ways (MB)", lambda point: point.bytes / 1e6),
 }
+
+# --- one run ---------------------------------------------------------------------------------------------------------
 
 
 def run(path: Path, result: Run, metric: str | None = None) -> None:
     """A run's metric against virtual time, and how stale its updates were."""
-    names = list(result.metrics[-1].metrics) if result.metrics else []
+    figure = _of_run(result.summary["settings"]["rule"], result.metrics, result.ledger, metric)
+    if figure is not None:
+        figure.savefig(path)
+
+
+def run_folder(path: Path) -> list[Path]:
+    """The pictures of a finished run, beside its other files."""
+    folder = RunFolder.open(path)
+    with folder.ledger() as ledger:
+        applied = [decision for decision in ledger.decisions() if decision.mix]
+    figure = _of_run(folder.settings["rule"], read_curve(path / CURVE), applied)
+    return _saved(figure, path, "run") if figure is not None else []
+
+
+def _of_run(
+    rule: str, points: Sequence[Point], decisions: Sequence[Decision], metric: str | None = None
+) -> Figure | None:
+    names = list(points[-1].metrics) if points else []
     if not names:
-        return  # nothing was measured, so there is nothing to draw
+        return None  # nothing was measured, so there is nothing to draw
     metric = metric or names[-1]
-    figure = Figure(figsize=(10, 4), layout="constrained", dpi=120)
+    figure = Figure(figsize=(10, 4), dpi=120)  # margins by hand: working them out takes longer than the rest
+    figure.subplots_adjust(left=0.07, right=0.94, bottom=0.13, top=0.92, wspace=0.16)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    left.plot(
-        [p.at for p in result.metrics], [p.metrics[metric] for p in result.metrics], color=COLOURS[0], linewidth=2
-    )
-    left.set(xlabel="virtual time (s)", ylabel=metric, title=f"{result.summary['settings']['rule']}: {metric}")
-    _grid(left)
-    staleness(right, result.ledger)
-    figure.savefig(path)
+    left.plot([point.at for point in points], _values(points, metric), color=COLOURS[0], linewidth=2)
+    left.set(xlabel=AXES["virtual time"].label, ylabel=metric, title=f"{rule}: {metric}")
+    left.grid(alpha=0.3)
+    staleness(right, decisions)
+    return figure
+
+
+def staleness(axes: Axes, decisions: Sequence[Decision]) -> None:
+    """How stale the updates were, and what weight each got."""
+    seen = [decision.staleness for decision in decisions]
+    largest = max(1, int(np.percentile(seen, 99))) if seen else 1
+    counts = np.bincount(np.asarray(seen, dtype=np.int64), minlength=largest + 1)[: largest + 1]
+    axes.stairs(counts, np.arange(largest + 2) - 0.5, fill=True, color=BARS)
+    axes.set(xlabel="staleness (versions)", ylabel="updates (bars)", title="How stale, and what weight")
+    axes.set_xlim(-0.5, largest + 0.5)
+    dots = sorted({(decision.staleness, decision.mix.new if decision.mix else 0.0) for decision in decisions})
+    right = axes.twinx()
+    right.plot([dot[0] for dot in dots], [dot[1] for dot in dots], ".", color=COLOURS[0], markersize=4)
+    right.set_ylabel("alpha_t of each update (dots)", color=COLOURS[0])
+    right.set_ylim(0, 1.05)
+
+
+# --- several ---------------------------------------------------------------------------------------------------------
 
 
 def race(path: Path, runs: Mapping[str, Run], metric: str = "accuracy") -> None:
@@ -46,68 +107,117 @@ def race(path: Path, runs: Mapping[str, Run], metric: str = "accuracy") -> None:
     figure = Figure(figsize=(10, 4), layout="constrained", dpi=120)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     end = max(result.summary["virtual_s"] for result in runs.values())
-    for (name, result), colour in zip(runs.items(), COLOURS, strict=False):
+    for number, (name, result) in enumerate(runs.items()):
         values = [100 * point.metrics[metric] for point in result.metrics]
         at = [point.at for point in result.metrics]
         at, values = [*at, end], [*values, values[-1]]
-        left.step(at, values, where="post", color=colour, linewidth=2, label=f"{name}: {values[-1]:.1f} %")
+        left.step(at, values, where="post", label=f"{name}: {values[-1]:.1f} %", **style(number))
     left.set(xlabel="virtual time (s)", ylabel=f"test {metric} (%)", ylim=(0, 100), title="Same devices, same clock")
     left.set_xlim(0, end)
     left.legend(loc="lower right", frameon=False)
-    _grid(left)
+    left.grid(alpha=0.3)
     staleness(right, next(iter(runs.values())).ledger)
     figure.savefig(path)
-
-
-def staleness(axes: Axes, decisions: Sequence[Decision]) -> None:
-    """How stale the updates were, and what weight each got."""
-    seen = [decision.staleness for decision in decisions]
-    weights = [decision.mix.new if decision.mix else 0.0 for decision in decisions]
-    largest = max(1, int(np.percentile(seen, 99))) if seen else 1
-    axes.hist(seen, bins=[edge - 0.5 for edge in range(largest + 2)], color="#b8c4cc")
-    axes.set(xlabel="staleness (versions)", ylabel="updates", title="How stale, and what weight")
-    axes.set_xlim(-0.5, largest + 0.5)
-    right = axes.twinx()
-    right.plot(seen, weights, ".", color=COLOURS[0], markersize=4)
-    right.set_ylabel("alpha_t of each update (dots)", color=COLOURS[0])
-    right.set_ylim(0, 1.05)
 
 
 def comparison(folder: Path, result: Comparison) -> list[Path]:
     """The metric of every method against each axis: mean over the seeds, and the spread as a band; PNG and SVG."""
     written = []
-    for name, (label, value) in AXES.items():
-        figure = Figure(figsize=(7, 4.5), layout="constrained", dpi=120)
-        axes = figure.subplots()
-        for (method, curves), colour in zip(result.curves.items(), COLOURS * 4, strict=False):
-            _band(axes, method, curves, value, result.spec.metric, colour)
-        seeds = len(result.spec.seeds)
-        axes.set(xlabel=label, ylabel=result.spec.metric, title=f"{result.spec.task}, {seeds} seeds: mean and spread")
-        axes.legend(frameon=False)
-        _grid(axes)
-        for ending in ("png", "svg"):
-            path = folder / f"{result.spec.metric}-{name.replace(' ', '-')}.{ending}"
-            figure.savefig(path)
-            written.append(path)
+    for name, axis in AXES.items():
+        figure = _of_comparison(result, axis)
+        written += _saved(figure, folder, safe(f"{result.spec.metric}-{name}"))
     return written
 
 
+def _of_comparison(result: Comparison, axis: Axis) -> Figure:
+    figure = Figure(figsize=(7.5, 4.5), layout="constrained", dpi=120)
+    axes = figure.subplots()
+    at, logarithmic = _moments([*result.curves.values()], axis.of)
+    for number, (method, curves) in enumerate(result.curves.items()):
+        _band(axes, method, curves, axis.of, result.spec.metric, at, style(number))
+    if logarithmic:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:,g}")
+    axes.set(xlabel=axis.label + ", log scale" * logarithmic, ylabel=result.spec.metric, title=_title(result))
+    axes.margins(x=0.02)
+    axes.grid(alpha=0.3)
+    _legend(figure, axes, list(result.curves))
+    return figure
+
+
+def style(number: int) -> dict[str, Any]:
+    """How the line of the n-th method looks: colours first, then dashes, then markers."""
+    rest, colour = divmod(number, len(COLOURS))
+    rest, dash = divmod(rest, len(DASHES))
+    return {
+        "color": COLOURS[colour],
+        "linestyle": DASHES[dash],
+        "marker": MARKERS[rest % len(MARKERS)],
+        "markevery": 0.1,
+        "markersize": 5,
+        "linewidth": 2,
+    }
+
+
+def _title(result: Comparison) -> str:
+    seeds, task = result.spec.seeds, Path(result.spec.task).name
+    return f"{task}, seed {seeds[0]}" if len(seeds) == 1 else f"{task}: mean of {len(seeds)} seeds ± standard deviation"
+
+
+def _legend(figure: Figure, axes: Axes, names: Sequence[str]) -> None:
+    """Inside where it has room, else to the right of the axes, in a figure that is wider for it."""
+    if len(names) <= LEGEND_INSIDE_MAX:
+        axes.legend(frameon=False, loc="best")
+        return
+    columns = -(-len(names) // LEGEND_ROWS_MAX)
+    figure.set_figwidth(7.5 + columns * (0.7 + 0.075 * max(map(len, names))))
+    figure.legend(frameon=False, loc="outside right upper", ncols=columns, fontsize="small", handlelength=3)
+
+
+Numbers = npt.NDArray[np.float64]
+
+
+def _moments(groups: Sequence[Sequence[Sequence[Point]]], of: Callable[[Point], float]) -> tuple[Numbers, bool]:
+    """Where on an axis the methods are looked at, and whether it is logarithmic."""
+    ends = [max(of(curve[-1]) for curve in curves) for curves in groups]
+    first = min((of(point) for curves in groups for curve in curves for point in curve if of(point) > 0), default=1.0)
+    if min(ends) > 0 and max(ends) > LONGER_MANY * min(ends):
+        return np.geomspace(first, max(ends), SAMPLES), True
+    return np.linspace(0, max(ends), SAMPLES), False
+
+
 def _band(
-    axes: Axes, name: str, curves: Sequence[Sequence[Point]], value: Callable[[Point], float], metric: str, colour: str
+    axes: Axes,
+    name: str,
+    curves: Sequence[Sequence[Point]],
+    of: Callable[[Point], float],
+    metric: str,
+    at: Numbers,
+    look: Mapping[str, Any],
 ) -> None:
-    end = min(value(curve[-1]) for curve in curves)
-    at = np.linspace(0, end, 300)
-    values = np.array([_held(at, [value(p) for p in c], [p.metrics[metric] for p in c]) for c in curves])
+    """Mean and spread until the last seed has ended; those that ended before keep what they reached."""
+    end = max(of(curve[-1]) for curve in curves)
+    at = np.append(at[at < end], end)
+    values = np.array([_held(at, [of(point) for point in curve], _values(curve, metric)) for curve in curves])
     middle, spread = values.mean(axis=0), values.std(axis=0, ddof=1) if len(curves) > 1 else np.zeros(len(at))
-    axes.plot(at, middle, color=colour, linewidth=2, label=name)
-    axes.fill_between(at, middle - spread, middle + spread, color=colour, alpha=0.2, linewidth=0)
+    axes.plot(at, middle, drawstyle="steps-post", label=name, **look)
+    axes.fill_between(at, middle - spread, middle + spread, step="post", color=look["color"], alpha=0.2, linewidth=0)
 
 
-def _held(at: npt.NDArray[np.float64], x: Sequence[float], y: Sequence[float]) -> npt.NDArray[np.float64]:
+def _values(points: Sequence[Point], metric: str) -> Numbers:
+    """The metric along a curve; what cannot be drawn is a gap."""
+    values = np.array([point.metrics.get(metric, np.nan) for point in points], dtype=np.float64)
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def _held(at: Numbers, x: Sequence[float], y: Numbers) -> Numbers:
     """The value of the newest version at these moments: it holds until the next evaluation."""
     index = np.searchsorted(np.asarray(x), at, side="right") - 1
-    return np.asarray(y, dtype=np.float64)[np.clip(index, 0, None)]
+    return y[np.clip(index, 0, None)]
 
 
-def _grid(axes: Axes) -> None:
-    axes.grid(alpha=0.3)
+def _saved(figure: Figure, folder: Path, name: str) -> list[Path]:
+    paths = [folder / f"{name}.{ending}" for ending in ENDINGS]
+    for path in paths:
+        figure.savefig(path)
+    return paths

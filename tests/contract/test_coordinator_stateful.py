@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
+from math import inf, prod
 
 import pytest
 from hypothesis import settings
@@ -196,8 +196,9 @@ class Watched:
             assert self.counters() == before[3], "a push that is not decided on changes nothing"
         self.check_event(event, before[1], before[2])
         self.check_state()
-        if not applied:
-            self.check_waking()
+        measured = any(isinstance(command, EvaluateModel) for command in commands)
+        if not applied and not (measured and self.coordinator.needs_evaluation):
+            self.check_waking()  # else the mixing, or the evaluation on which decisions depend, is awaited
         return commands
 
     def counters(self) -> tuple[object, ...]:
@@ -402,15 +403,19 @@ class Watched:
         self.jobs.append(decision)
         self.group.append(decision)
         self.applied += 1
-        self.gradients += decision.gradients
-        device = decision.lease.device
-        self.mass[device] = self.mass.get(device, 0.0) + mix.new
-        self.share = {name: share * mix.keep for name, share in self.share.items()}
-        self.share[device] = self.share.get(device, 0.0) + mix.new
         if mix.publish:
             self.decide_version()
 
     def decide_version(self) -> None:
+        """What arrived since the latest version counts now, with the weight that it has in this one."""
+        for place, decision in enumerate(self.group):
+            mix, device = decision.mix, decision.lease.device
+            assert mix is not None
+            weight = mix.new * prod(later.mix.keep for later in self.group[place + 1 :] if later.mix)
+            self.gradients += decision.gradients
+            self.mass[device] = self.mass.get(device, 0.0) + weight
+            self.share = {name: share * mix.keep for name, share in self.share.items()}
+            self.share[device] = self.share.get(device, 0.0) + mix.new
         self.decided += 1
         self.group, self.group_due = [], inf
 

@@ -82,7 +82,7 @@ OF_DECISION = OF_LEASE | {"t": 15, "staleness": 3, "samples": 50, "gradients": 1
 PUSHED = {"task": 7, "worker": 3}
 
 STORIES: list[tuple[Event, list[Command], list[dict[str, Any]]]] = [
-    (FleetJoined(9.0, 10), [], [{"kind": "fleet_joined", "detail": '{"size": 10}'}]),
+    (FleetJoined(9.0, 10, 5), [], [{"kind": "fleet_joined", "detail": '{"size": 10, "devices": 5}'}]),
     (WorkerJoined(9.0, 3, 5), [], [{"kind": "joined", "worker": 3, "device": 5}]),
     (WorkerLeft(9.0, 3), [], [{"kind": "left", "worker": 3}]),
     (TaskRequested(9.0, 3), [], [{"kind": "requested", "worker": 3}]),

@@ -87,7 +87,7 @@ def test_a_task_of_your_own_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["simulate", "nothing"], "unknown task 'nothing'; use digits or a file"),
+        (["simulate", "nothing"], "unknown task 'nothing'; use digits, cifar10, wikitext2 or a file"),
         (["simulate", "missing.py"], "there is no file missing.py"),
         (["simulate", "digits", "--rule", "fedsgd"], "rule 'fedsgd' is unknown; use fedasync"),
         (["simulate", "digits", "--device-model", "sampled:0"], "K in sampled:K must be a whole number >= 1"),

@@ -13,7 +13,7 @@ from offbeat.core.layout import Array, Model
 from offbeat.core.rules import Rule
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.invariants import check
-from offbeat.protocol.messages import Command, Decision, Event, MixUpdate
+from offbeat.protocol.messages import AnswerPush, Command, Decision, Event, MixUpdate, Outcome, VersionPublished
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
 from offbeat.sim.engine import Engine
@@ -55,21 +55,36 @@ class Listed:
     def available_from(self, device: int, at: float) -> float:  # noqa: ARG002
         return at
 
+    def dropout(self, device: int) -> float:  # noqa: ARG002
+        return 0.0
+
 
 class Played:
     """A run, played to its end and checked after every event."""
 
-    def __init__(self, rule: Rule, source: Source, plan: Plan, scheduler: Scheduler | None = None, seed: int = 0):
+    def __init__(
+        self,
+        rule: Rule,
+        source: Source,
+        plan: Plan,
+        scheduler: Scheduler | None = None,
+        seed: int = 0,
+        mix_s: float = 0.0,
+    ):
         self.decisions: list[Decision] = []
+        self.answered: list[Outcome] = []
+        self.published: list[tuple[float, int]] = []
         self.coordinator = Coordinator(rule, plan, scheduler, seed=seed, available=source.available)
         task, executor = Halfway(), Inline(Halfway())
         self.plane = Plane(start(task, seed), rule, executor, Updater(compiled=False), seed=seed)
-        engine = Engine(self.coordinator, source, self.plane, self._record)
+        engine = Engine(self.coordinator, source, self.plane, self._record, mix_s=mix_s)
         while not engine.finished:
             executor.finish(engine.advance())
 
-    def _record(self, event: Event, commands: list[Command]) -> None:  # noqa: ARG002
+    def _record(self, event: Event, commands: list[Command]) -> None:
         check(self.coordinator)
+        self.answered += [command.outcome for command in commands if isinstance(command, AnswerPush)]
+        self.published += [(event.at, event.t)] if isinstance(event, VersionPublished) else []
         self.decisions += [command.decision for command in commands if isinstance(command, MixUpdate)]
 
 

@@ -1,8 +1,10 @@
 """Seeds x fault plans: nothing goes wrong while messages and workers fail, and training finishes once they stop."""
 
+from collections import Counter
+
 import pytest
 
-from offbeat.errors import InvariantBroken
+from offbeat.protocol.messages import Outcome
 from offbeat.sim import faults
 
 SEEDS = range(200)
@@ -12,9 +14,9 @@ SEEDS = range(200)
 def test_a_faulty_run_is_safe_and_finishes(seed: int) -> None:
     try:
         watch = faults.run(seed)
-    except InvariantBroken as error:
-        pytest.fail(f"replay with: python -m offbeat.sim.faults {seed}\n{error}")
-    assert watch.coordinator.t == faults.EPOCHS
+    except Exception as error:
+        raise AssertionError(f"replay with: python -m offbeat.sim.faults {seed}") from error
+    assert watch.coordinator.t == faults.EPOCHS, f"replay with: python -m offbeat.sim.faults {seed}"
 
 
 def test_the_plans_differ_and_the_faults_really_happen() -> None:
@@ -22,4 +24,12 @@ def test_the_plans_differ_and_the_faults_really_happen() -> None:
     assert sum(watch.duplicates for watch in watches) > 50
     released = [watch for watch in watches if watch.coordinator.released]
     assert len(released) > 10
+    seen = sum((watch.outcomes for watch in watches), Counter[Outcome]())
+    for outcome in (Outcome.BUSY, Outcome.NOT_FINITE, Outcome.TOO_STALE, Outcome.UNKNOWN_TASK):
+        assert seen[outcome] > 10, outcome
     assert len({faults.configuration(seed)[1].staleness_policy for seed in SEEDS}) == 3
+
+
+def test_a_failure_tells_how_to_replay_it(capsys: pytest.CaptureFixture[str]) -> None:
+    faults.main(["3"])
+    assert capsys.readouterr().out.startswith("seed 3: 60 epochs, ")

@@ -23,6 +23,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "sampled": {"rule": "fedasync", "device_model": "sampled:5", "epochs": 150},
     "lossy": {"rule": "fedasync", "dropout": 0.3, "lease_s": 5.0, "epochs": 150},
     "paced": {"rule": "fedasync", "staleness_policy": "pace", "staleness_max": 2, "pace_wait_s": 2.0, "epochs": 100},
+    "slow server": {"rule": "fedasync", "mix_s": 0.2, "queue_max": 2, "retry_after_s": 0.3, "epochs": 60},
+    "slow fedavg": {"rule": "fedavg:3", "mix_s": 0.2, "group_deadline_s": 2.0, "epochs": 25},
+    "awaited": {"rule": "fedasync", "gamma": 0.1, "gamma_schedule": "plateau:x,0.9", "evaluate_every": 1, "epochs": 60},
+    "come and go": {"rule": "fedasync", "availability": 0.6, "availability_period_s": 9.0, "epochs": 100},
+    "two each": {"rule": "fedasync", "tasks_per_device": 2, "in_flight_max": 9, "epochs": 150},
     "fair": {"rule": "fedasync", "scheduler": "fair", "in_flight_max": 3, "epochs": 150},
 }
 

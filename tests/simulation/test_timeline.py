@@ -24,10 +24,12 @@ class NoVectors:
     def mix(self, decision): pass
     def publish(self): pass
     def forget(self, task): pass
-    def evaluate(self): return {}
+    def measure(self, t): pass
+    def unmeasured(self, t): return None
+    def metrics(self, t): return {}
 
 
-source = Fleet(1_000_000, device_model("exponential:900", 1), seed=1, dropout=0.05)
+source = Fleet(1_000_000, device_model("exponential:900", 1, dropout=0.05), seed=1)
 plan = Plan(in_flight_max=1000, lease_s=3600.0, until_s=86_400.0, evaluate_every=10**9)
 coordinator = Coordinator(offbeat.fedasync(0.6), plan, seed=1, available=source.available)
 Engine(coordinator, source, NoVectors(), lambda event, commands: None).advance()

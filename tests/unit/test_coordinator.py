@@ -365,6 +365,21 @@ def test_triggering_at_fixed_moments_only() -> None:
     assert len(sent(tell(c, TimePassed(8.0)))) == 1
 
 
+def test_a_moment_at_which_nobody_waits_is_not_used_up() -> None:
+    c = begun(plan(), Scheduler(trigger_every_s=4.0))
+    tell(c, Evaluated(0.0, 0, {}))
+    assert len(sent(tell(c, FleetJoined(0.0, 2)))) == 2
+
+
+def test_a_late_push_that_is_refused_does_not_let_its_device_into_a_group_twice() -> None:
+    c = begun(plan(lease_s=1.0), Scheduler(group=3), fedavg(3))
+    tell(c, *asked(0.0, 1), TimePassed(1.0), *asked(1.0, 1), pushed(1.5, 1, 2), UpdateMixed(1.5, 1))
+    late = UpdateArrived(1.6, 1, 1, samples=1, gradients=1, finite=False)
+    assert outcome(tell(c, late)) is Outcome.NOT_FINITE
+    assert sent(tell(c, *asked(1.7, 1))) == []
+    assert [lease.worker for lease in sent(tell(c, *asked(1.7, 2)))] == [2]
+
+
 def test_a_worker_that_is_not_available_is_looked_at_again() -> None:
     c = Coordinator(fedasync(0.5), plan(retry_after_s=3.0), available=lambda worker, at: at >= 5.0 or worker == 2)
     assert tell(c, *asked(0.0, 1)) == [WakeAt(3.0)]
@@ -675,9 +690,10 @@ def test_a_run_may_end_before_anything_arrived() -> None:
 
 
 def test_a_group_that_is_not_complete_at_the_end_is_not_published_later() -> None:
-    c = begun(plan(gradients=1), Scheduler(group=2, group_deadline_s=5.0), fedavg(2))
+    c = begun(plan(until_s=1.5), Scheduler(group=2, group_deadline_s=5.0), fedavg(2))
     tell(c, *asked(0.0, 1, 2), pushed(1.0, 1))
-    assert tell(c, UpdateMixed(2.0, 1)) == [Finish("1 gradients")]
+    assert tell(c, UpdateMixed(2.0, 1)) == [Finish("1.5 s")]
+    assert c.gradients == 0, "what is in no version was not applied to the global model"
     assert tell(c, TimePassed(5.0)) == []
 
 

@@ -165,6 +165,16 @@ def test_fair_ranks_whoever_comes_back_by_its_mass_of_then() -> None:
     assert [idle.pick(everybody) for _ in range(3)] == [2, 1, None]
 
 
+def test_fair_knows_what_was_counted_since_a_worker_began_to_wait() -> None:
+    """Under FedAvg an update counts when its group is complete, and its device waits by then."""
+    idle = Idle("fair", seed=0)
+    idle.add(1, mass=0.0)
+    idle.add(2, mass=0.3)
+    idle.add(3, mass=0.4)
+    now = {1: 0.5, 2: 0.6, 3: 0.4}
+    assert [idle.pick(everybody, now.__getitem__) for _ in range(4)] == [3, 1, 2, None]
+
+
 def test_fair_keeps_no_trace_of_whoever_stopped_waiting() -> None:
     """Every poll that ends without a task is an `add` and a `discard`."""
     idle = Idle("fair", seed=0)
@@ -220,6 +230,26 @@ def test_a_long_run_neither_overflows_nor_forgets() -> None:
     assert contribution.surviving() == pytest.approx(naive(updates), abs=1e-9)
     assert sum(contribution.surviving().values()) == pytest.approx(1.0)
     assert sum(contribution.mass.values()) == pytest.approx(12_000)
+
+
+def test_a_group_counts_by_its_shares_of_the_mean_once_it_is_published() -> None:
+    """FedAvg's running mean: 30, 10 and 60 samples are 0.3, 0.1 and 0.6 of the version, whatever came first."""
+    contribution = Contribution()
+    contribution.count(9, keep=0.0, new=1.0)
+    contribution.count(1, keep=0.0, new=1.0, publish=False)
+    contribution.count(2, keep=0.75, new=0.25, publish=False)
+    assert contribution.mass == {9: 1.0}
+    assert contribution.surviving() == {9: 1.0}, "the newest version is still the one before"
+    contribution.count(3, keep=0.4, new=0.6)
+    assert contribution.mass == pytest.approx({9: 1.0, 1: 0.3, 2: 0.1, 3: 0.6})
+    assert contribution.surviving() == pytest.approx({1: 0.3, 2: 0.1, 3: 0.6})
+
+
+def test_differences_add_up_and_nothing_fades() -> None:
+    contribution = Contribution()
+    for device in (1, 2, 1):
+        contribution.count(device, keep=1.0, new=0.25)
+    assert contribution.mass == contribution.surviving() == {1: 0.5, 2: 0.25}
 
 
 def test_what_is_overwritten_does_not_survive() -> None:

@@ -78,6 +78,31 @@ def compare(spec: Path, folder: Path | None, processes: int | None, as_json: boo
 
 
 @main.command()
+@click.argument("target")
+@click.option(
+    "--as", "as_", type=click.Choice(["text", "authors"]), default="text", show_default=True, help="Whose way."
+)
+@click.option("--scale", default="laptop", show_default=True, help="smoke, laptop or paper.")
+@click.option(
+    "--dir", "folder", type=FOLDER, help="For the results.  [default: docs/reproduction, else runs/reproduction]"
+)
+@click.option("--work", type=FOLDER, default=Path("runs/reproduce"), show_default=True, help="For unfinished runs.")
+@click.option("--processes", type=click.IntRange(1, 256), help="How many to use.  [default: one per core]")
+@JSON
+def reproduce(
+    target: str, as_: Any, scale: str, folder: Path | None, work: Path, processes: int | None, as_json: bool
+) -> None:
+    """Reproduce a figure of the paper.
+
+    TARGET is cifar-k4, cifar-k16, wikitext-k4, wikitext-k16, staleness or sensitivity; or, which the paper does not
+    have, skewed, clock or cifar-partial. What has a result with the same settings is not run again.
+    """
+    from offbeat.cli.reproduce import reproduce as run
+
+    run(target, scale=scale, as_=as_, folder=folder, work=work, processes=processes, as_json=as_json)
+
+
+@main.command()
 @click.argument("folder", type=FOLDER)
 @click.option(
     "--ledger", "out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="OUT.csv or OUT.parquet"

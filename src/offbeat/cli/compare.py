@@ -7,38 +7,47 @@ from pathlib import Path
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from offbeat.errors import OffbeatError
+from offbeat.cli.simulate import INTERRUPTED, stopping
+from offbeat.errors import MissingExtra
 from offbeat.sim.compare import Comparison, Row, Spec
 from offbeat.sim.compare import compare as run_comparison
+from offbeat.sim.run import Stop
 from offbeat.storage.json_file import plain
+
+TABLE = "comparison.csv"
 
 
 def compare(spec_path: Path, folder: Path, *, processes: int | None, as_json: bool) -> None:
     """Run and report."""
     spec = Spec.read(spec_path)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OffbeatError(f"cannot write to {folder}: {error.strerror}; choose another folder with --dir") from error
-    console = Console(stderr=True)
-    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("runs", total=None)
-        result = run_comparison(
-            spec,
-            folder,
-            processes=processes,
-            on_progress=lambda done, total: progress.update(bar, completed=done, total=total),
-        )
+        result = _run(spec, folder, processes)
+    except Stop:
+        click.echo("Stopped; the same command goes on from there.", err=True)
+        raise SystemExit(INTERRUPTED) from None
     rows = result.rows()
-    _write(folder / "comparison.csv", rows)
+    _write(folder / TABLE, rows)
     _draw(folder, result)
-    Console(highlight=False, width=120).print(_table(spec, rows))
+    click.echo(result.table)
     click.echo(f"Runs, table and pictures: {folder}")
     if as_json:
-        click.echo(json.dumps(plain({"dir": str(folder), "rows": [row._asdict() for row in rows]})))
+        click.echo(json.dumps(plain({"dir": str(folder), "rows": [row._asdict() for row in rows]}), allow_nan=False))
+
+
+def _run(spec: Spec, folder: Path, processes: int | None) -> Comparison:
+    """With a bar; Ctrl-C and SIGTERM stop it."""
+    console = Console(stderr=True)
+    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=console, disable=not console.is_terminal)
+    with bar, stopping() as stop_if_asked:
+        runs = bar.add_task("runs", total=None)
+
+        def watch(done: float, total: int) -> None:
+            bar.update(runs, completed=done, total=total)
+            stop_if_asked()
+
+        return run_comparison(spec, folder, processes=processes, pictures=True, on_progress=watch)
 
 
 def _write(path: Path, rows: list[Row]) -> None:
@@ -50,30 +59,6 @@ def _write(path: Path, rows: list[Row]) -> None:
 
 def _draw(folder: Path, result: Comparison) -> None:
     try:
-        from offbeat import plots
-    except ModuleNotFoundError:
-        click.echo("No pictures: matplotlib is not installed; run: pip install 'offbeat[plots]'", err=True)
-        return
-    plots.comparison(folder, result)
-
-
-def _table(spec: Spec, rows: list[Row]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    reach = [f"{spec.reach}'s final {spec.metric} after"] if spec.reach else []
-    for heading in ("method", spec.metric, *reach, "epochs", "gradients", "virtual s", "MB", "staleness"):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
-    for row in rows:
-        reached = f"{row.reached_s:.1f} ± {row.reached_spread:.1f} s" if row.reached_s is not None else "not reached"
-        if row.reached_s is not None and row.reached_by < len(spec.seeds):
-            reached += f" ({row.reached_by} of {len(spec.seeds)})"
-        table.add_row(
-            row.method,
-            f"{row.metric:.4f} ± {row.metric_spread:.4f}",
-            *([reached] if spec.reach else []),
-            f"{row.t:,.0f}",
-            f"{row.gradients:,.0f}",
-            f"{row.virtual_s:,.1f}",
-            f"{row.bytes / 1e6:,.1f}",
-            f"{row.staleness:.1f}",
-        )
-    return table
+        result.plot(folder)
+    except MissingExtra as error:
+        click.echo(f"No pictures: {error}", err=True)

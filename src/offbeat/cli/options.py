@@ -38,8 +38,9 @@ def settings_of(settings_file: Path | None, flags: dict[str, Any]) -> Settings:
 
 
 def _plain(hint: Any) -> Any:
-    """`int` for `int | None`."""
-    return next(part for part in get_args(hint) if part is not type(None)) if isinstance(hint, UnionType) else hint
+    """`int` for `int | None`; text where a number or a text is allowed."""
+    parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    return str if str in parts else next(part for part in parts if part is not type(None))
 
 
 def _help(text: str, default: Any) -> str:

@@ -11,7 +11,8 @@ import click
 
 from offbeat.cli.progress import Bar
 from offbeat.settings import Settings
-from offbeat.sim.run import Run, Simulation, Stop
+from offbeat.sim.api import draw
+from offbeat.sim.run import RESULTS, Simulation, Stop
 from offbeat.storage.json_file import plain
 
 INTERRUPTED = 130
@@ -34,8 +35,8 @@ def simulate(task: str, settings: Settings, folder: Path | None, *, as_json: boo
         again = "the same command goes on from there" if folder is not None else "with --dir it could go on from there"
         click.echo(f"Stopped at epoch {simulation.coordinator.t}; {again}.", err=True)
         raise SystemExit(INTERRUPTED) from None
-    if folder is not None:
-        _draw(run, folder)
+    if folder is not None and not draw(run, folder):
+        click.echo("No pictures: matplotlib is not installed; run: pip install 'offbeat[plots]'", err=True)
     click.echo(json.dumps(plain(run.summary)) if as_json else _words(run.summary))
 
 
@@ -71,25 +72,16 @@ def stopping() -> Iterator[Callable[[], None]]:
             signal.signal(number, handler)
 
 
-def _draw(run: Run, folder: Path) -> None:
-    """Pictures into the run's folder, where matplotlib is installed."""
-    try:
-        from offbeat import plots
-    except ModuleNotFoundError:
-        click.echo("No pictures: matplotlib is not installed; run: pip install 'offbeat[plots]'", err=True)
-        return
-    for ending in ("png", "svg"):
-        plots.run(folder / f"run.{ending}", run)
-
-
 def _words(summary: dict[str, Any]) -> str:
-    metrics = {name: summary[name] for name in ("accuracy", "perplexity", "loss") if name in summary}
+    metrics = {name: value for name, value in summary.items() if name not in RESULTS}
+    lanes = f", {summary['lanes_mean']:.1f} lanes on average" if "lanes_mean" in summary else ""
     lines = [
         f"epochs      {summary['t']:,} ({summary['ended']}), {summary['applied']:,} updates, "
         f"{summary['gradients']:,} gradients",
         *(f"{name:<11} {value:.4f}" for name, value in metrics.items()),
         f"staleness   mean {summary['staleness_mean']:.1f}, largest {summary['staleness_largest']}",
-        f"time        {summary['virtual_s']:,.1f} s virtual, {summary['wall_s']:.1f} s real, {summary['executor']}",
+        f"time        {summary['virtual_s']:,.1f} s virtual, {summary['wall_s']:.1f} s real",
+        f"trained     {summary['executor']}{lanes}",
         f"model       sha256 {summary['x_sha256'][:16]}...",
     ]
     if summary["dir"]:

@@ -1,7 +1,12 @@
-"""Owns whose data count: the weight that every device's updates were given, and what of it survives later mixing.
+"""Owns whose data count: the weight that every device's updates got, and what of it survives later mixing.
 
-After x = keep*x + new*x_new, whatever was in x counts `keep` times as much. Shrinking every device's share one by one
-would cost a pass over all devices per update; instead one common factor shrinks, and shares are kept relative to it.
+Rules kept here:
+- An update counts when its version is published, with the weight it has in that version: alpha_t under FedAsync, its
+  share of the mean under FedAvg, whatever place it had in the running mean.
+- After x = keep*x + new*x_new, whatever was in x counts `keep` times as much. Where a rule adds differences
+  (`keep` = 1) nothing fades, and all that was ever counted survives.
+- Shrinking every device's share one by one would cost a pass over all devices per update; instead one common factor
+  shrinks, and shares are kept relative to it.
 """
 
 RESCALE_BELOW = 1e-100
@@ -15,20 +20,32 @@ class Contribution:
         self.mass: dict[int, float] = {}
         self._relative: dict[int, float] = {}
         self._factor = 1.0
+        self._unpublished: list[tuple[int, float, float]] = []
 
-    def count(self, device: int, keep: float, new: float) -> None:
+    def count(self, device: int, keep: float, new: float, *, publish: bool = True) -> None:
         """An update of this device was mixed with these coefficients."""
-        self.mass[device] = self.mass.get(device, 0.0) + new
-        self._factor *= keep
-        if self._factor < RESCALE_BELOW:
-            self._rescale()
-        self._relative[device] = self._relative.get(device, 0.0) + new / self._factor
+        self._unpublished.append((device, keep, new))
+        if publish:
+            self.publish()
+
+    def publish(self) -> None:
+        """What was mixed since the last version is in the next one."""
+        left = 1.0
+        for device, keep, new in reversed(self._unpublished):
+            self.mass[device] = self.mass.get(device, 0.0) + new * left
+            left *= keep
+        for device, keep, new in self._unpublished:
+            self._shrink(keep)
+            self._relative[device] = self._relative.get(device, 0.0) + new / self._factor
+        self._unpublished.clear()
 
     def surviving(self) -> dict[int, float]:
-        """What is left of every device's mass in the newest model; shares under 1e-12 may be left out."""
+        """What is left of every device's mass in the newest version; shares under 1e-12 may be left out."""
         return {device: share * self._factor for device, share in self._relative.items()}
 
-    def _rescale(self) -> None:
-        shares = self.surviving()
-        self._relative = {device: share for device, share in shares.items() if share >= FORGET_BELOW}
-        self._factor = 1.0
+    def _shrink(self, keep: float) -> None:
+        self._factor *= keep
+        if self._factor < RESCALE_BELOW:
+            shares = self.surviving()
+            self._relative = {device: share for device, share in shares.items() if share >= FORGET_BELOW}
+            self._factor = 1.0

@@ -15,9 +15,10 @@ from dataclasses import replace
 from math import inf
 from typing import assert_never
 
-from offbeat.core.rules import Facts, Rule
+from offbeat.core.rules import Facts, Mix, Rule
 from offbeat.errors import InvariantBroken
 from offbeat.protocol.contribution import Contribution
+from offbeat.protocol.groups import Group
 from offbeat.protocol.leases import LeaseBook
 from offbeat.protocol.messages import (
     AnswerPush,
@@ -48,6 +49,7 @@ from offbeat.protocol.messages import (
 )
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Idle, Scheduler
+from offbeat.protocol.speeds import Speeds
 
 STORY_LENGTH = 256
 
@@ -77,6 +79,7 @@ class Coordinator:
         self.applied = 0
         self.mixed = 0
         self.gradients = 0
+        """Gradients in the versions decided on; those of a group count when its version does."""
         self.duplicates = 0
         self.not_finite = 0
         """Updates in a row that were refused for NaN or infinity."""
@@ -91,18 +94,16 @@ class Coordinator:
         self.finished = False
         self._evaluating = 0
         self._device_of: dict[int, int] = {}
+        self._fleet: int | None = None
         self._numbers: dict[int, int] = {}
-        self._seconds: dict[int, float] = {}
-        self._fastest = inf
+        self._speeds = Speeds()
+        self._group = Group(self.scheduler.group_deadline_s)
+        self._gradients_mixed = 0
         self._tasks = 0
         self._woken_at = inf
         self._trigger_due = -inf
         self._retry_due = inf
         self._held: tuple[int, float] | None = None
-        self._group_due = inf
-        self._group_open = False
-        self._group_arrived = 0
-        self._group_devices: set[int] = set()
         self._story: deque[tuple[Event, list[Command]]] = deque(maxlen=STORY_LENGTH)
         self._commands: list[Command] = []
 
@@ -129,7 +130,7 @@ class Coordinator:
             case TimePassed():
                 self._passed()
             case FleetJoined():
-                self._fleet_joined(event.size)
+                self._fleet_joined(event)
             case WorkerJoined():
                 self._device_of[event.worker] = event.device
             case WorkerLeft():
@@ -143,8 +144,8 @@ class Coordinator:
             case _:
                 assert_never(event)
         self._end_if_enough()
-        if not any(isinstance(command, MixUpdate) for command in commands):
-            self._trigger()  # else the mixing is awaited, so that the next lease starts from its result
+        if not any(map(self._is_awaited, commands)):
+            self._trigger()
         self._finish_if_done()
         self._wake_next()
         return commands
@@ -169,11 +170,12 @@ class Coordinator:
     @property
     def needs_evaluation(self) -> bool:
         """Decisions depend on evaluations, so a driver must not run ahead of them."""
-        return self.plan.target is not None or self.scheduler.gamma is not None
+        gamma = self.scheduler.gamma
+        return self.plan.target is not None or (gamma is not None and getattr(gamma, "uses_evaluations", True))
 
     def device(self, worker: int) -> int:
         """The device that a worker trains for."""
-        return self._device_of.get(worker, worker)
+        return self._device_of.get(worker, worker % self._fleet if self._fleet else worker)
 
     def latest(self, count: int) -> list[str]:
         """The latest events and what was answered, a line each."""
@@ -187,15 +189,23 @@ class Coordinator:
             if getattr(event, "task", None) == task or any(_task(command) == task for command in commands)
         ]
 
+    def _is_awaited(self, command: Command) -> bool:
+        """Is it better to grant after this is done? A mixing: the next lease then starts from its result."""
+        return isinstance(command, MixUpdate) or (isinstance(command, EvaluateModel) and self.needs_evaluation)
+
     def _require(self, holds: bool, what: str) -> None:
         if not holds:
             raise InvariantBroken(f"broken after {self._story[-1]}: {what}")
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
-    def _fleet_joined(self, size: int) -> None:
-        for worker in range(size):
-            self.idle.add(worker, self.contribution.mass.get(worker, 0.0))
+    def _fleet_joined(self, event: FleetJoined) -> None:
+        self._fleet = event.devices
+        for worker in range(event.size):
+            self.idle.add(worker, self._mass(worker))
+
+    def _mass(self, worker: int) -> float:
+        return self.contribution.mass.get(self.device(worker), 0.0)
 
     def _requested(self, worker: int) -> None:
         lease = self.book.of_worker(worker)
@@ -204,7 +214,7 @@ class Coordinator:
         elif lease:
             self._commands.append(SendTask(lease))
         else:
-            self.idle.add(worker, self.contribution.mass.get(self.device(worker), 0.0))
+            self.idle.add(worker, self._mass(worker))
 
     def _left(self, worker: int) -> None:
         self.idle.discard(worker)
@@ -270,23 +280,27 @@ class Coordinator:
         decision = Decision(self.sequence, self.at, lease, outcome, t, staleness, mix, event.samples, gradients)
         self._forget_held(lease)
         self.book.close(lease)
-        if mix is None:
-            self._group_devices.discard(lease.device)  # it has no part in the group, and may try again
-        if mix:
-            self.applied += 1
-            self.gradients += gradients
-            self.contribution.count(lease.device, mix.keep, mix.new)
-            self._learn_speed(lease, gradients)
-            self._commands.append(MixUpdate(decision))
-            self._group_arrived += 1
-            if mix.publish:
-                self._version_decided()
+        if mix is not None:
+            self._apply(decision, mix)
         return decision
+
+    def _apply(self, decision: Decision, mix: Mix) -> None:
+        lease = decision.lease
+        self.applied += 1
+        self._gradients_mixed += decision.gradients
+        self._group.took(lease.device)
+        if self.scheduler.local_iterations_max:
+            self._speeds.learn(lease, self.at, decision.gradients)
+        self.contribution.count(lease.device, mix.keep, mix.new, publish=False)
+        self._commands.append(MixUpdate(decision))
+        if mix.publish:
+            self._version_decided()
 
     def _version_decided(self) -> None:
         self.t_decided += 1
-        self._group_open, self._group_arrived, self._group_due = False, 0, inf
-        self._group_devices.clear()
+        self.gradients = self._gradients_mixed
+        self.contribution.publish()
+        self._group.over()
         if self.scheduler.group:
             for lease in list(self.leases.values()):
                 self._release(lease, revoked=True)
@@ -305,16 +319,13 @@ class Coordinator:
 
     def _grant(self, worker: int) -> None:
         device = self.device(worker)
-        if self.scheduler.group and not self._group_open:
-            self._group_open = True
-            self._group_due = self.at + (self.scheduler.group_deadline_s or inf)
         if self.scheduler.group:
-            self._group_devices.add(device)
+            self._group.granted(self.at)
         self._tasks += 1
         number = self._numbers.get(device, 0)
         self._numbers[device] = number + 1
         gamma = self.scheduler.gamma(self.t, self.evaluations) if self.scheduler.gamma else None
-        iterations = self.scheduler.local_iterations(self._seconds.get(device), self._fastest)
+        iterations = self.scheduler.local_iterations(self._speeds.of(device), self._speeds.fastest)
         deadline = self.at + self.plan.lease_s
         lease = Lease(self._tasks, worker, device, number, self.t, self.at, deadline, iterations, gamma)
         self.book.grant(lease)
@@ -322,19 +333,12 @@ class Coordinator:
 
     def _release(self, lease: Lease, *, revoked: bool = False) -> None:
         self._forget_held(lease)
-        self._group_devices.discard(lease.device)
         self.book.release(lease, revoked=revoked)
         self._commands.append(ReleaseTask(lease, revoked))
 
     def _forget_held(self, lease: Lease) -> None:
         if self._held and self._held[0] == lease.task:
             self._held = None
-
-    def _learn_speed(self, lease: Lease, gradients: int) -> None:
-        if self.scheduler.local_iterations_max and gradients and self.at > lease.granted_at:
-            seconds = (self.at - lease.granted_at) / gradients
-            self._seconds[lease.device] = seconds
-            self._fastest = min(self._fastest, seconds)
 
     # --- time --------------------------------------------------------------------------------------------------------
 
@@ -344,7 +348,7 @@ class Coordinator:
         if self._held and len(self.idle):
             patience = max(self._held[1] + self.plan.pace_wait_s, self._trigger_due)
         trigger = self._trigger_due if self._trigger_due > self.at and len(self.idle) else inf
-        due = min(self.book.next_deadline(), patience, trigger, self.plan.until_s, self._retry_due, self._group_due)
+        due = min(self.book.next_deadline(), patience, trigger, self.plan.until_s, self._retry_due, self._group.due)
         if self.at < due < self._woken_at and not self.ending:
             self._woken_at = due
             self._commands.append(WakeAt(due))
@@ -356,13 +360,13 @@ class Coordinator:
             self._retry_due = inf
         for lease in self.book.expired(self.at):
             self._release(lease)
-        if self.at >= self._group_due and not self.ending:
+        if self.at >= self._group.due and not self.ending:
             self._publish_group()
 
     def _publish_group(self) -> None:
         """The group's deadline has passed: go on with what has arrived, or give it more time if nothing has."""
-        if not self._group_arrived:
-            self._group_due = self.at + self.plan.retry_after_s
+        if not self._group.arrived:
+            self._group.due = self.at + self.plan.retry_after_s
             return
         self.memory = self.rule.memory
         self._version_decided()
@@ -371,12 +375,12 @@ class Coordinator:
     # --- triggering --------------------------------------------------------------------------------------------------
 
     def _trigger(self) -> None:
-        if self.ending or self.at < self._trigger_due:
+        if self.ending or self.at < self._trigger_due or not len(self.idle):
             return
         held = False
         while len(self.idle) and self._room():
             held = not self._paced()
-            worker = None if held else self.idle.pick(self._can_take)
+            worker = None if held else self.idle.pick(self._can_take, self._mass)
             if worker is None:
                 break
             self._grant(worker)
@@ -391,7 +395,7 @@ class Coordinator:
         """May one more task be in flight?"""
         if not self.scheduler.group:
             return len(self.leases) < self.plan.in_flight_max
-        return self.t == self.t_decided and len(self.leases) + self._group_arrived < self.scheduler.quota
+        return self.t == self.t_decided and len(self.leases) + self._group.arrived < self.scheduler.quota
 
     def _paced(self) -> bool:
         """Under `pace`: would every lease stay within the bound, whatever the order of arrival?"""
@@ -414,9 +418,12 @@ class Coordinator:
 
     def _can_take(self, worker: int) -> bool:
         device = self.device(worker)
-        limit = self.plan.tasks_per_device
-        free = limit is None or self.book.open_on(device) < limit
-        return free and device not in self._group_devices and self.available(worker, self.at)
+        limit = 1 if self.scheduler.group else self.plan.tasks_per_device
+        if limit is not None and self.book.open_on(device) >= limit:
+            return False
+        if self.scheduler.group and device in self._group.devices:
+            return False
+        return self.available(worker, self.at)
 
     # --- evaluation and the end --------------------------------------------------------------------------------------
 

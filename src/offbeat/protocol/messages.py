@@ -63,10 +63,12 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class FleetJoined:
-    """Workers 0..size-1 joined at once, each serving the device of its own number, all waiting for a task."""
+    """Workers 0..size-1 joined at once, all waiting for a task; worker i serves device i modulo `devices`."""
 
     at: float
     size: int
+    devices: int | None = None
+    """Where a device has several workers, how many devices there are."""
 
 
 @dataclass(frozen=True, slots=True)

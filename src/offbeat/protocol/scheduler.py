@@ -2,7 +2,8 @@
 
 Rules kept here:
 - `random` takes any waiting worker with equal chance (the paper), `fair` one whose device contributed least.
-- `trigger_every_s` = 0 triggers as soon as there is room; otherwise workers are triggered at those moments only.
+- `trigger_every_s` = 0 triggers as soon as there is room; otherwise whoever waits is triggered together, and then
+  nobody for that long.
 - Groups make it synchronous: k tasks (or more, with over-selection) start from one version and the next ones only
   when it is followed by another. FedAvg is this and the rule `fedavg(k)`.
 - How much one task trains is part of its lease: gamma may follow t and past evaluations, H the speed of the device.
@@ -22,6 +23,8 @@ from offbeat.protocol.waiting import Waiting
 Choice = Literal["random", "fair"]
 GammaSchedule = Callable[[int, Sequence[Evaluated]], float]
 """gamma from t and the evaluations so far."""
+Mass = Callable[[int], float]
+"""What a worker's device has contributed so far."""
 
 TRIGGER_STREAM = 0x7472_6967
 PICKS_MAX = 64
@@ -106,24 +109,32 @@ class Idle:
         if self._ranked.pop(worker, None) and len(self._by_mass) > 2 * len(self._ranked) + PICKS_MAX:
             self._by_mass = sorted(self._ranked.values())
 
-    def pick(self, available: Callable[[int], bool]) -> int | None:
-        """A worker that waits and is available, taken out; None if none was found in a bounded number of tries."""
-        found = self._draw(available)
+    def pick(self, available: Callable[[int], bool], mass: Mass = lambda _: 0.0) -> int | None:
+        """A worker that waits and is available, taken out; None if none was found in a bounded number of tries.
+
+        `mass` is what a worker's device has contributed by now, which may be more than when it began to wait.
+        """
+        found = self._draw(available, mass if self.choice == "fair" else lambda _: 0.0)
         if found is None and self._ranked:
-            found = self._least(available)
+            found = self._least(available, mass)
         if found is not None:
             self.discard(found)
         return found
 
-    def _draw(self, available: Callable[[int], bool]) -> int | None:
-        for _ in range(PICKS_MAX if len(self._pool) else 0):
+    def _draw(self, available: Callable[[int], bool], mass: Mass) -> int | None:
+        for _ in range(PICKS_MAX):
+            if not len(self._pool):
+                return None
             self.drawn += 1
             worker = self._pool[draws.below(len(self._pool), self.seed, TRIGGER_STREAM, self.drawn)]
-            if available(worker):
+            if mass(worker):
+                self._pool.discard(worker)
+                self.add(worker, mass(worker))
+            elif available(worker):
                 return worker
         return None
 
-    def _least(self, available: Callable[[int], bool]) -> int | None:
+    def _least(self, available: Callable[[int], bool], mass: Mass) -> int | None:
         passed: list[tuple[float, int, int]] = []
         found = None
         while self._by_mass and len(passed) < PICKS_MAX and found is None:
@@ -131,7 +142,10 @@ class Idle:
             worker = entry[2]
             if self._ranked.get(worker) != entry:
                 continue
-            if available(worker):
+            if mass(worker) > entry[0]:
+                del self._ranked[worker]
+                self.add(worker, mass(worker))
+            elif available(worker):
                 found = worker
             else:
                 passed.append(entry)

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue
-from offbeat.sim.executors import Job
+from offbeat.sim.executors import Evaluation, Job, Pending
 from offbeat.task import Task, Trained, Update, Work
 
 
@@ -52,9 +52,18 @@ class Batched:
         self._waiting[job] = None
         return job
 
-    def finish(self, jobs: Sequence[Job]) -> None:
-        """Train these jobs and everything else that waits."""
-        needed = [job for job in jobs if job.update is None]
+    def measure(self, x: Model) -> Evaluation:
+        """Nothing happens until the result is needed."""
+        return Evaluation(x)
+
+    def finish(self, jobs: Sequence[Pending]) -> None:
+        """Evaluate what is asked for; train these jobs and everything else that waits."""
+        for job in jobs:
+            if isinstance(job, Evaluation):
+                job.metrics = job.metrics or self.task.evaluate(job.x)
+        self._train([job for job in jobs if isinstance(job, Job) and not job.done])
+
+    def _train(self, needed: Sequence[Job]) -> None:
         if not needed:
             return
         batch = [*(self._waiting | dict.fromkeys(needed))]

@@ -8,23 +8,18 @@ Rules kept here:
 - Availability is computed when asked. A task whose device goes away before it is done is lost.
 """
 
-import json
-import lzma
 import math
-from bisect import bisect_right
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from pathlib import Path
-from statistics import NormalDist, median
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from offbeat.core import draws
 from offbeat.errors import InvalidValue
+from offbeat.sim.distributions import NAMES, Distribution, distribution, within
+from offbeat.sim.traces import Day, traced
 
-SPEED, LINK, READY = 0x7370_6565, 0x6C69_6E6B, 0x7265_6164
-BITS_PER_BYTE = 8
-_NORMAL = NormalDist()
+SPEED, LINK, READY, RISK = 0x7370_6565, 0x6C69_6E6B, 0x7265_6164, 0x7269_736B
+BYTES_PER_MEGABIT = 125_000
+DAY_S = 86_400.0
 
 
 class DeviceModel(Protocol):
@@ -46,24 +41,27 @@ class DeviceModel(Protocol):
         """The first moment, from `at` on, at which the device is there."""
         ...
 
+    def dropout(self, device: int) -> float:
+        """The chance that a task is lost on this device."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Distributed:
-    """Devices whose speed follows a distribution; always there, with links that are all alike."""
+    """Devices whose speed follows a distribution; always there, with links that take no time."""
 
     spec: str
-    inverse: Callable[[float], float]
+    seconds: Distribution
     seed: int
     each_task: bool = False
-    speeds: tuple[float, float] = (math.inf, math.inf)
 
     def compute_s(self, device: int, number: int) -> float:
         """Drawn once per device, or once per task."""
-        return self.inverse(draws.uniform(self.seed, SPEED, device, number + 1 if self.each_task else 0))
+        return self.seconds.inverse(draws.uniform(self.seed, SPEED, device, number + 1 if self.each_task else 0))
 
     def link(self, device: int) -> tuple[float, float]:  # noqa: ARG002 (all links are alike)
-        """The same for all."""
-        return self.speeds
+        """No limit."""
+        return math.inf, math.inf
 
     def available_until(self, device: int, at: float) -> float:  # noqa: ARG002 (all are always there)
         """For ever."""
@@ -73,155 +71,104 @@ class Distributed:
         """At once."""
         return at
 
+    def dropout(self, device: int) -> float:  # noqa: ARG002
+        """None is ever lost."""
+        return 0.0
+
 
 @dataclass(frozen=True, slots=True)
-class Traced:
-    """Devices that behave like recorded phones; which phone's speed, link and day go together is drawn by the seed."""
+class Adjusted:
+    """Devices of a model, with links, availability or dropout of their own where those are set."""
 
-    seconds: tuple[float, ...]
-    links: tuple[tuple[float, float], ...]
-    days: tuple["Day", ...]
+    base: DeviceModel
     seed: int
+    down: Distribution | None = None
+    up: Distribution | None = None
+    availability: Distribution | None = None
+    period_s: float = DAY_S
+    risk: Distribution | None = None
 
-    def compute_s(self, device: int, number: int) -> float:  # noqa: ARG002 (a phone keeps its speed)
-        """The training latency of a phone, relative to the median phone."""
-        return self.seconds[draws.below(len(self.seconds), self.seed, SPEED, device)]
+    def compute_s(self, device: int, number: int) -> float:
+        """The model's."""
+        return self.base.compute_s(device, number)
 
     def link(self, device: int) -> tuple[float, float]:
-        """The mean speeds of a phone's network."""
-        return self.links[draws.below(len(self.links), self.seed, LINK, device)]
+        """One draw for both ways: a device with a good network has it down and up."""
+        down, up = self.base.link(device)
+        u = draws.uniform(self.seed, LINK, device)
+        return (self.down.inverse(u) if self.down else down), (self.up.inverse(u) if self.up else up)
 
     def available_until(self, device: int, at: float) -> float:
-        """The recorded days repeat; each device starts somewhere in its own."""
-        day, shift = self._day(device)
+        """There for its share of every period, which begins at a moment of its own."""
+        if self.availability is None:
+            return self.base.available_until(device, at)
+        day, shift = self._day(device, self.availability)
         return day.ready_until(at + shift) - shift
 
     def available_from(self, device: int, at: float) -> float:
-        """The beginning of its next interval, if it is not in one."""
-        day, shift = self._day(device)
+        """At once, or when its next share begins."""
+        if self.availability is None:
+            return self.base.available_from(device, at)
+        day, shift = self._day(device, self.availability)
         return max(at, day.ready_from(at + shift) - shift)
 
-    def _day(self, device: int) -> tuple["Day", float]:
-        day = self.days[draws.below(len(self.days), self.seed, READY, device)]
-        return day, draws.uniform(self.seed, READY, device, 1) * day.length
+    def dropout(self, device: int) -> float:
+        """The chance that a task is lost on this device."""
+        return self.risk.inverse(draws.uniform(self.seed, RISK, device)) if self.risk else self.base.dropout(device)
+
+    def _day(self, device: int, availability: Distribution) -> tuple[Day, float]:
+        share = availability.inverse(draws.uniform(self.seed, READY, device))
+        shift = draws.uniform(self.seed, READY, device, 1) * self.period_s
+        return Day(self.period_s, (0.0,), (share * self.period_s,)), shift
 
 
-@dataclass(frozen=True, slots=True)
-class Day:
-    """When one phone was idle, charging and on an unmetered network, over and over."""
-
-    length: float
-    starts: tuple[float, ...]
-    ends: tuple[float, ...]
-
-    def ready_until(self, at: float) -> float:
-        """The end of the interval around `at`; -inf outside every interval."""
-        turns, moment = divmod(at, self.length)
-        index = bisect_right(self.starts, moment) - 1
-        if index < 0 or moment >= self.ends[index]:
-            return -math.inf
-        return turns * self.length + self.ends[index]
-
-    def ready_from(self, at: float) -> float:
-        """`at` inside an interval; else the start of the next one, today or the day after."""
-        if self.ready_until(at) > at:
-            return at
-        turns, moment = divmod(at, self.length)
-        index = bisect_right(self.starts, moment)
-        if index < len(self.starts):
-            return turns * self.length + self.starts[index]
-        return (turns + 1) * self.length + self.starts[0]
-
-
-def device_model(spec: str, seed: int, *, link: tuple[float, float] = (math.inf, math.inf)) -> DeviceModel:
-    """The device model that a settings string names; `link` is bytes per second, down and up, where it has none."""
-    name, _, rest = spec.partition(":")
-    if name == "trace":
-        return _traced(rest, seed)
-    try:
-        numbers = [float(part) for part in rest.split(",")] if rest else []
-        return replace(_distributed(spec, name, numbers, seed), speeds=link)
-    except (TypeError, ValueError, KeyError):
-        raise InvalidValue(
-            f"device_model {spec!r} is unknown; use constant, lognormal:S (S >= 0), exponential, uniform:LO,HI "
-            "(0 < LO <= HI), pareto:A (A > 0), trace:FILE or sampled:K (K >= 1)"
-        ) from None
-
-
-def _distributed(spec: str, name: str, numbers: list[float], seed: int) -> Distributed:
-    inverses: dict[str, Callable[..., Callable[[float], float]]] = {
-        "constant": _constant,
-        "lognormal": _lognormal,
-        "exponential": _exponential,
-        "uniform": _uniform,
-        "pareto": _pareto,
+def device_model(
+    spec: str,
+    seed: int,
+    *,
+    down_mbps: float | str | None = None,
+    up_mbps: float | str | None = None,
+    availability: float | str | None = None,
+    availability_period_s: float = DAY_S,
+    dropout: float | str | None = None,
+) -> DeviceModel:
+    """The device model that a settings string names; what else is given takes the place of the model's own."""
+    base = traced(spec.partition(":")[2], seed) if spec.startswith("trace:") else _distributed(spec, seed)
+    if availability_period_s <= 0:
+        raise InvalidValue(f"availability_period_s is {availability_period_s!r} but must be > 0 seconds")
+    own = {
+        "down": _rate("down_mbps", down_mbps),
+        "up": _rate("up_mbps", up_mbps),
+        "availability": _share("availability", availability, 1e-9, 1.0, "lie in (0, 1]"),
+        "risk": _share("dropout", dropout, 0.0, 1 - 1e-9, "lie in [0, 1)"),
     }
-    return Distributed(spec, inverses[name](*numbers), seed, each_task=name == "exponential")
+    if all(part is None for part in own.values()):
+        return base
+    return Adjusted(base, seed, period_s=availability_period_s, **own)
 
 
-def _constant(seconds: float = 1.0) -> Callable[[float], float]:
-    _positive(seconds)
-    return lambda _: seconds
+def _rate(name: str, megabits: float | str | None) -> Distribution | None:
+    """Bytes per second."""
+    if megabits is None:
+        return None
+    if not isinstance(megabits, str) and not 0 < megabits < math.inf:
+        raise InvalidValue(f"{name} is {megabits!r} but must be > 0 Mbit/s")
+    return within(name, megabits, 0.0, math.inf, "be > 0 Mbit/s").times(BYTES_PER_MEGABIT)
 
 
-def _lognormal(sigma: float) -> Callable[[float], float]:
-    _positive(sigma, or_zero=True)
-    return lambda u: math.exp(sigma * _NORMAL.inv_cdf(u))
+def _share(name: str, spec: float | str | None, low: float, high: float, meaning: str) -> Distribution | None:
+    return None if spec is None else within(name, spec, low, high, meaning)
 
 
-def _exponential(mean: float = 1.0) -> Callable[[float], float]:
-    _positive(mean)
-    return lambda u: -mean * math.log(u)
-
-
-def _uniform(low: float, high: float) -> Callable[[float], float]:
-    _positive(low)
-    _positive(high - low, or_zero=True)
-    return lambda u: low + (high - low) * u
-
-
-def _pareto(shape: float) -> Callable[[float], float]:
-    _positive(shape)
-    return lambda u: u ** (-1.0 / shape)
-
-
-def _positive(number: float, *, or_zero: bool = False) -> None:
-    if not (math.isfinite(number) and (number > 0 or (or_zero and number == 0))):
-        raise ValueError
-
-
-def _traced(path: str, seed: int) -> Traced:
-    """Read a trace file; docs/simulation.md describes its keys."""
+def _distributed(spec: str, seed: int) -> Distributed:
+    name = spec.rpartition("*")[2].partition(":")[0]
     try:
-        return _read_traces(Path(path), seed)
-    except OSError as error:
-        raise InvalidValue(f"device_model trace:{path}: cannot read the file: {error.strerror or error}") from None
-    except (AttributeError, KeyError, TypeError, ValueError, lzma.LZMAError) as error:
-        raise InvalidValue(
-            f"device_model trace:{path}: not a trace file ({type(error).__name__}: {error}); it needs the keys "
-            "availability_flash, flhetbench_training_latency and flash_network_speed"
-        ) from None
-
-
-@lru_cache(4)
-def _read_traces(path: Path, seed: int) -> Traced:
-    raw = path.read_bytes()
-    traces: dict[str, Any] = json.loads(lzma.decompress(raw) if path.suffix == ".xz" else raw)
-    latencies = [row["ResNet Latency"] for row in traces["flhetbench_training_latency"]]
-    known = [latency for latency in latencies if latency > 0]  # 0 means that it was not measured
-    ordinary = median(known)
-    kilobits = 1000 / BITS_PER_BYTE
-    links = [(row["down_u"] * kilobits, row["up_u"] * kilobits) for row in traces["flash_network_speed"].values()]
-    days = [_day(row) for row in traces["availability_flash"].values()]
-    ready = tuple(day for day in days if day.starts and day.length > 0)
-    if not ready or not links or min(min(link) for link in links) <= 0:
-        raise ValueError("no phone in it is ever ready, or one has no network speed")
-    return Traced(tuple(latency / ordinary for latency in known), tuple(links), ready, seed)
-
-
-def _day(row: dict[str, Any]) -> Day:
-    """A recording, with what lies outside of it cut off."""
-    begin, length = row["start"], float(row["end"] - row["start"])
-    inside = ((max(start - begin, 0.0), min(end - begin, length)) for start, end in row["ready"])
-    ready = sorted((float(start), float(end)) for start, end in inside if end > start)
-    return Day(length, tuple(start for start, _ in ready), tuple(end for _, end in ready))
+        seconds = distribution(spec)
+        if name in NAMES and (seconds.low > 0 or seconds.high == math.inf):
+            return Distributed(spec, seconds, seed, each_task=name == "exponential")
+    except ValueError:
+        pass
+    raise InvalidValue(
+        f"device_model {spec!r} is unknown; use constant, lognormal:S (S >= 0), exponential, uniform:LO,HI "
+        "(0 < LO <= HI), pareto:A (A > 0), trace:FILE or sampled:K (K >= 1)"
+    )

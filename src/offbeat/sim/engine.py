@@ -3,18 +3,21 @@
 Rules kept here:
 - There is no second engine: FedAsync, FedBuff, FedAvg and SGD are a rule and a scheduler policy on this loop, and the
   coordinator is the one that is deployed.
-- Ties in time are decided by the sequence number. Mixing takes no virtual time: what a decision causes at the same
-  moment is handled before anything else.
+- Ties in time are decided by the sequence number; what a decision causes at the same moment is handled before
+  anything else. Mixing takes `mix_s` per update, one after the other; 0, the default, is at once.
 - The engine stops where it needs a training that is not done, says which, and goes on when it is called again. So
   several runs can share one executor and fill its batches together, and none of them changes its schedule for it.
+- An evaluation is awaited at once where decisions depend on it. Else a few may be under way beside the training; what
+  they show is told in their order, at moments that do not depend on how long they took.
 """
 
 import heapq
 from collections import deque
 from collections.abc import Callable, Mapping
 from math import inf
-from typing import Protocol, assert_never
+from typing import NamedTuple, Protocol, assert_never
 
+from offbeat.errors import InvariantBroken
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import (
     AnswerPush,
@@ -37,10 +40,19 @@ from offbeat.protocol.messages import (
     VersionPublished,
     WakeAt,
 )
-from offbeat.sim.executors import Job
+from offbeat.sim.executors import Evaluation, Job, Pending
 from offbeat.sim.sources import Arrival, Happening, Source
 
 Recorder = Callable[[Event, list[Command]], None]
+EVALUATIONS_AHEAD = 4
+"""Evaluations that may be under way beside the training."""
+
+
+class Mixing(NamedTuple):
+    """The server is done with mixing this update, or with publishing a group, at this moment."""
+
+    at: float
+    what: MixUpdate | PublishVersion
 
 
 class DataPlane(Protocol):
@@ -53,20 +65,31 @@ class DataPlane(Protocol):
     def mix(self, decision: Decision) -> None: ...
     def publish(self) -> None: ...
     def forget(self, task: int) -> None: ...
-    def evaluate(self) -> Mapping[str, float]: ...
+    def measure(self, t: int) -> None: ...
+    def unmeasured(self, t: int) -> Evaluation | None: ...
+    def metrics(self, t: int) -> Mapping[str, float]: ...
 
 
 class Engine:
     """One simulated run."""
 
-    def __init__(self, coordinator: Coordinator, source: Source, plane: DataPlane, record: Recorder) -> None:
+    def __init__(
+        self, coordinator: Coordinator, source: Source, plane: DataPlane, record: Recorder, *, mix_s: float = 0.0
+    ) -> None:
         self.coordinator, self.source, self.plane, self.record = coordinator, source, plane, record
+        self.mix_s = mix_s
         self.finished = False
         self.handled = 0
         """Events that the coordinator has seen."""
         self.sequence = 0
-        self._heap: list[tuple[float, int, Happening]] = []
+        self._over = False
+        self._heap: list[tuple[float, int, Happening | Mixing]] = []
         self._now: deque[Event] = deque()
+        self._evaluating: deque[int] = deque()
+        """Versions whose evaluation is under way."""
+        self._unmixed: set[int] = set()
+        """Tasks whose update is decided on and not yet mixed."""
+        self._mixing_until = 0.0
         self._coming: dict[int, int] = {}
         """How many updates of a task are on their way."""
         self._stopped: set[int] = set()
@@ -74,31 +97,52 @@ class Engine:
         for happening in source.opening():
             self._push(happening)
 
-    def advance(self, handled_max: float = inf) -> list[Job]:
-        """Go on until the run is finished, or stopped here, or needs a training that is not done: that is returned."""
-        while True:
-            while self._now:
+    def advance(self, handled_max: float = inf) -> list[Pending]:
+        """Go on until the run is finished, or stopped here, or needs what is not done yet: that is returned."""
+        while not self.finished and self.handled < handled_max:
+            needed = self._needed()
+            if needed is not None:
+                return [needed]
+            if self._evaluation_is_due():
+                t = self._evaluating.popleft()
+                self._handle(Evaluated(self.coordinator.at, t, self.plane.metrics(t)))
+            elif self._now:
                 self._handle(self._now.popleft())
-            if self.finished or not self._heap:
-                self.finished = True
-                return []
-            if self.handled >= handled_max:
-                return []
-            happening = self._heap[0][2]
-            job = self.plane.awaited(happening.lease) if isinstance(happening, Arrival) else None
-            if job is not None:
-                return [job]
-            heapq.heappop(self._heap)
-            self._happen(happening)
+            elif self._over or not self._heap:
+                self._over = True
+                self.finished = not self._evaluating
+            else:
+                self._happen(heapq.heappop(self._heap)[2])
+        return []
+
+    def _needed(self) -> Pending | None:
+        """What must be done before the next step."""
+        if self._evaluation_is_due():
+            return self.plane.unmeasured(self._evaluating[0])
+        if self._now or self._over or not self._heap:
+            return None
+        happening = self._heap[0][2]
+        if isinstance(happening, Mixing) and isinstance(happening.what, MixUpdate):
+            return self.plane.awaited(happening.what.decision.lease)  # trained before, unless the run was resumed
+        return self.plane.awaited(happening.lease) if isinstance(happening, Arrival) else None
+
+    def _evaluation_is_due(self) -> bool:
+        ahead = 0 if self._over or self.coordinator.needs_evaluation else EVALUATIONS_AHEAD
+        return len(self._evaluating) > ahead
 
     def feed(self, event: Event) -> None:
         """Let something happen now that does not come from the source."""
         self._handle(event)
 
-    def _happen(self, happening: Happening) -> None:
-        if not isinstance(happening, Arrival):
+    def _happen(self, happening: Happening | Mixing) -> None:
+        if isinstance(happening, Mixing):
+            self._mix(happening.what, happening.at)
+        elif isinstance(happening, Arrival):
+            self._arrive(happening)
+        else:
             self._now.append(happening)
-            return
+
+    def _arrive(self, happening: Arrival) -> None:
         task = happening.lease.task
         if task not in self._stopped:
             self._now.append(self.plane.arrived(happening.lease, happening.at))
@@ -114,30 +158,25 @@ class Engine:
         for command in commands:
             self._do(command, event.at)
 
-    def _do(self, command: Command, at: float) -> None:  # noqa: C901 (one line per kind of command)
+    def _do(self, command: Command, at: float) -> None:
         match command:
             case SendTask():
                 self._send(command.lease, at)
-            case MixUpdate():
-                self.plane.mix(command.decision)
-                mix = command.decision.mix
-                if mix is not None and mix.publish:
-                    self._publish(command.decision.t, at)
-                self._now.append(UpdateMixed(at, command.decision.sequence))
+            case MixUpdate() | PublishVersion():
+                self._mix_later(command, at)
             case AnswerPush():
                 self._answer(command, at)
             case WakeAt():
                 self._push(TimePassed(max(command.at, at)))
             case EvaluateModel():
-                self._now.append(Evaluated(at, command.t, self.plane.evaluate()))
-            case PublishVersion():
-                self._publish(command.t, at)
+                self.plane.measure(command.t)
+                self._evaluating.append(command.t)
             case ReleaseTask():
                 self._release(command, at)
             case TellFinished():
                 pass
             case Finish():
-                self.finished = True
+                self._over = True
             case _:
                 assert_never(command)
 
@@ -147,6 +186,30 @@ class Engine:
             if isinstance(happening, Arrival):
                 self.plane.start(lease)
             self._push(happening)
+
+    def _mix_later(self, command: MixUpdate | PublishVersion, at: float) -> None:
+        """Mix when the server is done with what came before; at once where mixing takes no time."""
+        if not self.mix_s:
+            self._mix(command, at)
+            return
+        self._mixing_until = max(at, self._mixing_until)
+        if isinstance(command, MixUpdate):
+            self._mixing_until += self.mix_s
+            self._unmixed.add(command.decision.lease.task)
+        self._push(Mixing(self._mixing_until, command))
+
+    def _mix(self, command: MixUpdate | PublishVersion, at: float) -> None:
+        if isinstance(command, PublishVersion):
+            self._publish(command.t, at)
+            return
+        decision = command.decision
+        self.plane.mix(decision)
+        if decision.mix is not None and decision.mix.publish:
+            self._publish(decision.t, at)
+        self._now.append(UpdateMixed(at, decision.sequence))
+        if decision.lease.task in self._unmixed:
+            self._unmixed.remove(decision.lease.task)
+            self._forget(decision.lease.task)
 
     def _publish(self, t: int, at: float) -> None:
         self.plane.publish()
@@ -169,14 +232,16 @@ class Engine:
         self._forget(task)
 
     def _forget(self, task: int) -> None:
-        """Let go of a task's vectors, unless an update of it is still on its way."""
-        if task in self._stopped or task not in self._coming:
+        """Let go of a task's vectors, unless an update of it is still on its way or waits to be mixed."""
+        if task not in self._unmixed and (task in self._stopped or task not in self._coming):
             self.plane.forget(task)
 
-    def _push(self, happening: Happening, now: float = -inf) -> None:
+    def _push(self, happening: Happening | Mixing, now: float = -inf) -> None:
+        if happening.at < self.coordinator.at:
+            raise InvariantBroken(f"this would have happened before {self.coordinator.at}: {happening}")
         if isinstance(happening, Arrival):
             self._coming[happening.lease.task] = self._coming.get(happening.lease.task, 0) + 1
-        elif happening.at <= now:
+        elif happening.at <= now and not isinstance(happening, Mixing):
             self._now.append(happening)
             return
         self.sequence += 1

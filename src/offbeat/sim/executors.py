@@ -3,7 +3,7 @@
 Rules kept here:
 - A training is a pure function of its job, so an executor decides when and where, never what comes out.
 - A job is submitted when its task starts and awaited when its update arrives; whatever was submitted and is not yet
-  done may run together.
+  done may run together. So is the evaluation of a version, when nothing depends on what it shows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,6 +22,29 @@ class Job:
         self.x_tau, self.work = x_tau, work
         self.update: Update | None = None
 
+    @property
+    def done(self) -> bool:
+        """Is its update there?"""
+        return self.update is not None
+
+
+class Evaluation:
+    """One evaluation of a global model on its way."""
+
+    __slots__ = ("metrics", "x")
+
+    def __init__(self, x: Model) -> None:
+        self.x = x
+        self.metrics: Mapping[str, float] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Are its metrics there?"""
+        return self.metrics is not None
+
+
+Pending = Job | Evaluation
+
 
 class Executor(Protocol):
     """Runs trainings of one task."""
@@ -37,8 +60,12 @@ class Executor(Protocol):
         """Take a training on; it may begin at once or later."""
         ...
 
-    def finish(self, jobs: Sequence[Job]) -> None:
-        """Return when these jobs are done; others may be done on the way."""
+    def measure(self, x: Model) -> Evaluation:
+        """Take the evaluation of a global model on; it may begin at once or later."""
+        ...
+
+    def finish(self, jobs: Sequence[Pending]) -> None:
+        """Return when these are done; others may be done on the way."""
         ...
 
     def cancel(self, job: Job) -> None:
@@ -46,7 +73,7 @@ class Executor(Protocol):
         ...
 
     def evaluate(self, model: Model) -> Mapping[str, float]:
-        """Metrics of a global model."""
+        """Metrics of a global model, here and now."""
         ...
 
     def report(self) -> dict[str, float]:
@@ -70,10 +97,17 @@ class Inline:
         """Nothing happens until the result is needed."""
         return Job(x_tau, work)
 
-    def finish(self, jobs: Sequence[Job]) -> None:
-        """Train now."""
+    def measure(self, x: Model) -> Evaluation:
+        """Nothing happens until the result is needed."""
+        return Evaluation(x)
+
+    def finish(self, jobs: Sequence[Pending]) -> None:
+        """Train and evaluate now."""
         for job in jobs:
-            job.update = job.update or solve(self.task, job.x_tau, job.work)
+            if isinstance(job, Evaluation):
+                job.metrics = job.metrics or self.task.evaluate(job.x)
+            else:
+                job.update = job.update or solve(self.task, job.x_tau, job.work)
 
     def cancel(self, job: Job) -> None:
         """Nothing was begun."""

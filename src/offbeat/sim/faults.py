@@ -1,4 +1,5 @@
-"""Owns fault injection: messages lost, doubled, delayed, reordered; workers that die; a server that restarts.
+"""Owns fault injection: messages lost, doubled, delayed, reordered; workers that die, leave or push NaN; a server that
+is too slow and tells workers to come back, or restarts.
 
 Rules kept here:
 - One seed draws the whole plan: settings, rates, every single fault. `python -m offbeat.sim.faults SEED` replays it.
@@ -8,6 +9,7 @@ Rules kept here:
 """
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -21,7 +23,7 @@ from offbeat.core.staleness import polynomial
 from offbeat.errors import InvariantBroken
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.invariants import check
-from offbeat.protocol.messages import AnswerPush, Command, Event, Lease, MixUpdate, Outcome, TaskRequested
+from offbeat.protocol.messages import AnswerPush, Command, Event, Lease, MixUpdate, Outcome, TaskRequested, WorkerLeft
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
 from offbeat.sim.devices import device_model
@@ -31,14 +33,15 @@ from offbeat.sim.plane import Plane
 from offbeat.sim.sources import Arrival, Fleet, Happening
 from offbeat.task import Trained, Work, start
 
-FAULT = 0x6661_756C
+FAULT, BROKEN = 0x6661_756C, 0x6272_6F6B
+BROKEN_RATE = 0.03
 DEVICES, EPOCHS = 12, 60
 CALM_AT = 40.0
 EVENTS_MAX = 20_000
 
 
 class Pull:
-    """A task that costs nothing: every device pulls the model towards its own number."""
+    """A task that costs nothing: every device pulls the model towards its own number, and now and then pushes NaN."""
 
     def initial(self, seed: int) -> Mapping[str, Array]:
         """One number."""
@@ -46,7 +49,8 @@ class Pull:
 
     def train(self, model: Model, work: Work) -> Trained:
         """Halfway there."""
-        model["x"][:] = (model["x"] + np.float32(work.device)) / 2
+        broken = draws.uniform(work.seed, BROKEN, work.device, work.number) < BROKEN_RATE
+        model["x"][:] = np.nan if broken else (model["x"] + np.float32(work.device)) / 2
         return Trained(samples=1 + work.device, gradients=3)
 
     def evaluate(self, model: Model) -> Mapping[str, float]:
@@ -68,7 +72,7 @@ class Faulty(Fleet):
             if not isinstance(happening, Arrival) or not self._fault(at):
                 yield happening
                 continue
-            kind, done = int(self._draw() * 5), happening.at
+            kind, done = int(self._draw() * 6), happening.at
             match kind:
                 case 0:  # the push is lost, the worker tries again
                     yield Arrival(done + 5 * self._draw(), lease)
@@ -81,6 +85,11 @@ class Faulty(Fleet):
                 case 3:  # it returns with an old task after it was given up on
                     yield Arrival(done + 60 * self._draw(), lease)
                     yield TaskRequested(done + 10 * self._draw(), lease.worker)
+                case 4:  # it says goodbye with its task, joins again, and pushes what it had after all
+                    gone = at + (done - at) * self._draw()
+                    yield WorkerLeft(gone, lease.worker)
+                    yield TaskRequested(gone + 10 * self._draw(), lease.worker)
+                    yield Arrival(done + 20 * self._draw(), lease)
                 case _:  # it is gone for long
                     yield TaskRequested(max(done, CALM_AT) + 30 * self._draw(), lease.worker)
 
@@ -110,6 +119,7 @@ class Watch:
     """What `available` said, in order: the coordinator's only other input."""
     applied: dict[int, int] = field(default_factory=dict)
     duplicates: int = 0
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
 
     def record(self, event: Event, commands: list[Command]) -> None:
         """Check one step."""
@@ -118,8 +128,9 @@ class Watch:
         for command in commands:
             if isinstance(command, MixUpdate):
                 self._mixed(command)
-            if isinstance(command, AnswerPush) and command.repeated:
-                self.duplicates += 1
+            if isinstance(command, AnswerPush):
+                self.duplicates += command.repeated
+                self.outcomes[command.outcome] += 1
 
     def _mixed(self, command: MixUpdate) -> None:
         decision = command.decision
@@ -174,9 +185,9 @@ def run(seed: int) -> Watch:
     watch = Watch(Coordinator(rule, plan, scheduler, seed=seed, available=available), answers=answers)
     executor = Inline(task)
     with Updater(compiled=False) as updater:
-        engine = Engine(
-            watch.coordinator, source, Plane(start(task, seed), rule, executor, updater, seed=seed), watch.record
-        )
+        plane = Plane(start(task, seed), rule, executor, updater, seed=seed)
+        slow = draws.below(2, seed, FAULT, 0, 10)
+        engine = Engine(watch.coordinator, source, plane, watch.record, mix_s=0.4 * slow)
         restart_after = 50 + draws.below(400, seed, FAULT, 0, 9)
         while not engine.finished:
             executor.finish(engine.advance(handled_max=engine.handled + 1))
@@ -218,7 +229,10 @@ def main(arguments: list[str]) -> None:
     """Replay one seed, loudly."""
     watch = run(int(arguments[0]))
     c = watch.coordinator
-    sys.stdout.write(f"seed {arguments[0]}: {c.t} epochs, {len(watch.events)} events, {watch.duplicates} duplicates\n")
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(watch.outcomes.items()))
+    sys.stdout.write(
+        f"seed {arguments[0]}: {c.t} epochs, {len(watch.events)} events, {watch.duplicates} repeated; {outcomes}\n"
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from offbeat.core.kernel import Updater, mixed
 from offbeat.core.layout import Model
 from offbeat.core.rules import Rule
 from offbeat.protocol.messages import Decision, Lease, UpdateArrived
-from offbeat.sim.executors import Executor, Job
+from offbeat.sim.executors import Evaluation, Executor, Job
 from offbeat.task import Update, Work
 
 
@@ -19,6 +19,7 @@ class Plane:
         self._leased: dict[int, tuple[int, Model]] = {}
         """The version that every lease started from, and its model."""
         self._jobs: dict[int, Job] = {}
+        self._evaluations: dict[int, Evaluation] = {}
 
     def lease(self, lease: Lease) -> None:
         """Remember which model goes with this lease; a lease that is sent again keeps its own."""
@@ -33,7 +34,7 @@ class Plane:
     def awaited(self, lease: Lease) -> Job | None:
         """The training that must be done before this lease's update can arrive, if it is not done yet."""
         job = self._jobs.get(lease.task)
-        return job if job is not None and job.update is None else None
+        return job if job is not None and not job.done else None
 
     def arrived(self, lease: Lease, at: float) -> UpdateArrived:
         """What the data plane sees of an update; one that is over already is only announced again."""
@@ -66,20 +67,35 @@ class Plane:
         self._leased.pop(task, None)
 
     def models(self) -> dict[str, Model]:
-        """What a checkpoint must hold: w, the newest version, and every version that a lease started from."""
-        return {"w": self.w, "x": self.x} | {f"tau {tau}": model for tau, model in self._leased.values()}
+        """What a checkpoint must hold: w, the newest version, and those that are trained from or evaluated."""
+        used = dict(self._leased.values()) | {t: job.x for t, job in self._evaluations.items()}
+        return {"w": self.w, "x": self.x} | {f"version {t}": model for t, model in used.items()}
 
-    def restore(self, models: Mapping[str, Model], leased: Iterable[Lease], started: Iterable[Lease]) -> None:
-        """Take the vectors of a checkpoint, and take up the trainings that were under way."""
+    def restore(
+        self, models: Mapping[str, Model], leased: Iterable[Lease], started: Iterable[Lease], evaluated: Iterable[int]
+    ) -> None:
+        """Take the vectors of a checkpoint, and take up the trainings and evaluations that were under way."""
         models = {name: model.freeze() for name, model in models.items()}
         self.w, self.x = models["w"], models["x"]
-        self._leased = {lease.task: (lease.tau, models[f"tau {lease.tau}"]) for lease in leased}
+        self._leased = {lease.task: (lease.tau, models[f"version {lease.tau}"]) for lease in leased}
         for lease in started:
             self.start(lease)
+        self._evaluations = {t: self.executor.measure(models[f"version {t}"]) for t in evaluated}
 
-    def evaluate(self) -> Mapping[str, float]:
-        """Metrics of the newest version."""
-        return self.executor.evaluate(self.x)
+    def measure(self, t: int) -> None:
+        """Evaluate the newest version, which is this one."""
+        self._evaluations[t] = self.executor.measure(self.x)
+
+    def unmeasured(self, t: int) -> Evaluation | None:
+        """The evaluation of this version, if it is not done yet."""
+        return None if self._evaluations[t].done else self._evaluations[t]
+
+    def metrics(self, t: int) -> Mapping[str, float]:
+        """What the evaluation of this version showed; it is forgotten then."""
+        found = self._evaluations.pop(t).metrics
+        if found is None:
+            raise AssertionError("metrics were used before they were there")
+        return found
 
 
 def _done(job: Job) -> Update:

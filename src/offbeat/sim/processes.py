@@ -21,7 +21,7 @@ from typing import Any
 
 from offbeat.core.layout import Array, Layout, Model, Vector
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.sim.executors import Job
+from offbeat.sim.executors import Evaluation, Job, Pending
 from offbeat.task import Task, Trained, Update, Work
 
 PROCESSES_MAX = 256
@@ -52,39 +52,65 @@ class Travelling(Job):
         self.future = future
 
 
+class Watched(Evaluation):
+    """An evaluation in another process."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, x: Model, future: "Future[Mapping[str, float]]") -> None:
+        super().__init__(x)
+        self.future = future
+
+
 class Processes:
     """Trains in `count` processes at once."""
 
     def __init__(self, task: Task, count: int | None = None) -> None:
-        count = count or cores()
+        self.name = "processes" if count is None else f"processes:{count}"
+        count = cores() if count is None else count
         if not 1 <= count <= PROCESSES_MAX:
             raise InvalidValue(f"processes is {count} but must lie in 1..{PROCESSES_MAX}; one per core is enough")
-        self.name = f"processes:{count}"
         self.task, self.count = task, count
         self._payload = _file_of(packed(task))
         self._pool: ProcessPoolExecutor | None = None
 
     def submit(self, x_tau: Model, work: Work) -> Travelling:
         """The next free process takes it."""
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(
-                self.count, get_context("spawn"), initializer=_begin, initargs=(self._payload.name, x_tau.layout)
-            )
-        with _environment(CHILD_ENVIRONMENT):
+        return Travelling(x_tau, work, self._send(_train, x_tau, work))
+
+    def measure(self, x: Model) -> Watched:
+        """The next free process takes it."""
+        return Watched(x, self._send(_evaluate, x))
+
+    def finish(self, jobs: Sequence[Pending]) -> None:
+        """Wait for these."""
+        for job in jobs:
+            if not job.done:
+                try:
+                    self._take(job)
+                except BrokenProcessPool as error:
+                    raise _broken() from error
+
+    def _take(self, job: Pending) -> None:
+        if isinstance(job, Watched):
+            job.metrics = job.future.result()
+        elif isinstance(job, Travelling):
+            vector, carried, trained = job.future.result()
+            job.update = Update(Model(job.x_tau.layout, vector, carried).freeze(), job.work, trained)
+
+    def _send(self, function: Callable[..., Any], x: Model, *arguments: Any) -> "Future[Any]":
+        with environment(CHILD_ENVIRONMENT):
             try:
-                return Travelling(x_tau, work, self._pool.submit(_train, x_tau.vector, x_tau.carried, work))
+                return self._children(x.layout).submit(function, x.vector, x.carried, *arguments)
             except BrokenProcessPool as error:
                 raise _broken() from error
 
-    def finish(self, jobs: Sequence[Job]) -> None:
-        """Wait for these."""
-        for job in jobs:
-            if job.update is None and isinstance(job, Travelling):
-                try:
-                    vector, carried, trained = job.future.result()
-                except BrokenProcessPool as error:
-                    raise _broken() from error
-                job.update = Update(Model(job.x_tau.layout, vector, carried).freeze(), job.work, trained)
+    def _children(self, layout: Layout) -> ProcessPoolExecutor:
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(
+                self.count, get_context("spawn"), initializer=_begin, initargs=(self._payload.name, layout)
+            )
+        return self._pool
 
     def cancel(self, job: Job) -> None:
         """One that has not begun will not begin."""
@@ -92,7 +118,7 @@ class Processes:
             job.future.cancel()
 
     def evaluate(self, model: Model) -> Mapping[str, float]:
-        """Here, while the others train."""
+        """Here, while the others work."""
         return self.task.evaluate(model)
 
     def report(self) -> dict[str, float]:
@@ -156,16 +182,27 @@ def _begin(payload: str, layout: Layout) -> None:
 
 def _train(vector: Vector, carried: dict[str, Array], work: Work) -> Pushed:
     """In a child: train."""
-    if isinstance(_here, Exception):
-        raise _here
-    task, layout = _here
-    model = Model(layout, vector, carried).copy()
+    task, model = _received(vector, carried)
     trained = task.train(model, work)
     return model.vector, model.carried, trained
 
 
+def _evaluate(vector: Vector, carried: dict[str, Array]) -> dict[str, float]:
+    """In a child: evaluate."""
+    task, model = _received(vector, carried)
+    return dict(task.evaluate(model))
+
+
+def _received(vector: Vector, carried: dict[str, Array]) -> tuple[Task, Model]:
+    if isinstance(_here, Exception):
+        raise _here
+    task, layout = _here
+    return task, Model(layout, vector, carried).copy()
+
+
 @contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """What processes that are started meanwhile find in their environment."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -7,7 +7,7 @@ events again. What cannot be replayed, the vectors, is in the checkpoint.
 from collections.abc import Iterator, Mapping
 
 from offbeat.protocol.messages import Decision, Evaluated, Lease, UpdateArrived
-from offbeat.sim.executors import Job
+from offbeat.sim.executors import Evaluation, Job
 
 
 class Replayed:
@@ -17,6 +17,7 @@ class Replayed:
         self._arrivals, self._evaluations = arrivals, evaluations
         self.leased: dict[int, Lease] = {}
         self.started: dict[int, Lease] = {}
+        self.evaluated: dict[int, None] = {}
 
     def lease(self, lease: Lease) -> None:
         """Remember that a model goes with this lease."""
@@ -45,6 +46,15 @@ class Replayed:
         self.leased.pop(task, None)
         self.started.pop(task, None)
 
-    def evaluate(self) -> Mapping[str, float]:
+    def measure(self, t: int) -> None:
+        """Remember that this version is evaluated."""
+        self.evaluated[t] = None
+
+    def unmeasured(self, t: int) -> Evaluation | None:  # noqa: ARG002 (nothing is evaluated)
+        """Nothing has to be waited for."""
+        return None
+
+    def metrics(self, t: int) -> Mapping[str, float]:
         """What was measured then."""
+        del self.evaluated[t]
         return next(self._evaluations).metrics

@@ -6,30 +6,32 @@ Rules kept here:
 - Wall time decides when a checkpoint is written and nothing else.
 """
 
-import csv
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-from offbeat.core import rules, staleness
 from offbeat.core.kernel import Updater
 from offbeat.core.layout import Model
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue, MissingExtra
 from offbeat.loading import adapted, load
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.messages import Command, Decision, Evaluated, Event, MixUpdate, SendTask, UpdateArrived
+from offbeat.protocol.messages import Command, Decision, Evaluated, Event
+from offbeat.protocol.scheduler import GammaSchedule, Scheduler
+from offbeat.protocol.schedules import Plateau
 from offbeat.settings import Settings
 from offbeat.sim import choose
+from offbeat.sim.curve import CONTRIBUTION, CURVE, Point, write_contribution, write_curve
 from offbeat.sim.engine import Engine
-from offbeat.sim.executors import Executor, Job
+from offbeat.sim.executors import Executor, Pending
 from offbeat.sim.plane import Plane
 from offbeat.sim.replay import Replayed
+from offbeat.sim.tally import Tally
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.model_file import load_models, save_models
 from offbeat.storage.rows import as_arrival
@@ -38,23 +40,16 @@ from offbeat.task import Task, start
 
 CHECKPOINT_EVERY_S = 30.0
 BYTES_PER_FLOAT = 4
-CURVE = "metrics.csv"
-CONTRIBUTION = "contribution.csv"
+RESULTS = (
+    *("t", "epochs", "applied", "gradients", "virtual_s", "wall_s", "staleness_mean", "staleness_largest"),
+    *("x_sha256", "bytes_down", "bytes_up", "ended", "executor", "lanes_mean", "programs", "processes"),
+    *("dir", "settings"),
+)
+"""What a summary says; a task's metrics must have other names."""
 
 
 class Stop(Exception):
     """Raised by whoever watches a run, to stop it where it stands."""
-
-
-class Point(NamedTuple):
-    """One evaluation on a run's curve."""
-
-    t: int
-    at: float
-    gradients: int
-    bytes: int
-    """Sent over the network until then, both ways."""
-    metrics: Mapping[str, float]
 
 
 @dataclass
@@ -67,14 +62,14 @@ class Run:
     """Per device, the sum of alpha_t of its updates, and what of that survives in x."""
     metrics: list[Point] = field(repr=False)
     folder: Path | None = None
-    applied: list[Decision] | None = field(default=None, repr=False)
+    decisions: list[Decision] | None = field(default=None, repr=False)
     """Kept here only where there is no folder to read them from."""
 
     @cached_property
     def ledger(self) -> list[Decision]:
         """Every decision that was applied, in order."""
-        if self.applied is not None or self.folder is None:
-            return self.applied or []
+        if self.decisions is not None or self.folder is None:
+            return self.decisions or []
         with RunFolder.open(self.folder).ledger() as ledger:
             return [decision for decision in ledger.decisions() if decision.mix]
 
@@ -87,43 +82,8 @@ class Run:
         plots.run(Path(path), self)
 
 
-@dataclass
-class Tally:
-    """What a summary needs to know, counted as it happens."""
-
-    model_bytes: int
-    sent: int = 0
-    arrived: int = 0
-    staleness_sum: int = 0
-    staleness_largest: int = 0
-    gradients: int = 0
-    applied: list[Decision] | None = None
-    curve: list[Point] = field(default_factory=list)
-
-    def staleness_mean(self, applied: int) -> float:
-        """Over all applied updates."""
-        return self.staleness_sum / applied if applied else 0.0
-
-    def count(self, event: Event, commands: Iterable[Command]) -> None:
-        """Take note of one event and what it led to."""
-        if isinstance(event, UpdateArrived):
-            self.arrived += 1
-        elif isinstance(event, Evaluated):
-            sent = (self.sent + self.arrived) * self.model_bytes
-            self.curve.append(Point(event.t, event.at, self.gradients, sent, event.metrics))
-        for command in commands:
-            if isinstance(command, SendTask):
-                self.sent += 1
-            elif isinstance(command, MixUpdate):
-                self.staleness_sum += command.decision.staleness
-                self.staleness_largest = max(self.staleness_largest, command.decision.staleness)
-                self.gradients += command.decision.gradients
-                if self.applied is not None:
-                    self.applied.append(command.decision)
-
-
 class Simulation:
-    """One run under way; `advance` it and do the trainings that it asks for, until it is finished."""
+    """One run under way; `advance` it and do what it asks for, until it is finished."""
 
     def __init__(
         self,
@@ -132,36 +92,32 @@ class Simulation:
         executor: Executor | None = None,
         *,
         rule: Rule | None = None,
+        gamma: GammaSchedule | None = None,
         folder: Path | None = None,
         updater: Updater | None = None,
     ) -> None:
-        """`executor` may be shared with other runs of the same task; `rule` takes the place of the one in settings."""
+        """`executor` may be shared with other runs of the same task, and is then closed by whoever shares it.
+
+        `rule` and `gamma` take the place of what the settings name.
+        """
         self.task, self.rule = task, rule or choose.rule_of(settings)
         devices = choose.devices_of(task, settings)
-        self.plan = choose.plan_of(settings, devices)
-        scheduler = choose.scheduler_of(settings, self.rule, devices)
+        self.plan = choose.plan_of(settings, self.rule, devices)
+        scheduler = choose.scheduler_of(task, settings, self.rule, devices, gamma)
         self.x_0 = start(task, settings.seed)
         size = self.x_0.layout.size
-        self.source = choose.source_of(task, settings, devices, size * BYTES_PER_FLOAT, self.plan.epochs)
-        recorded = RunFolder.recorded(folder, "executor") if folder and settings.executor == "auto" else None
-        chosen = (
-            choose.Chosen(executor)
-            if executor is not None
-            else choose.executor_of(
-                task, recorded or settings.executor, parameters=size, in_flight_max=self.plan.in_flight_max
-            )
-        )
-        self.executor, self.word = chosen
+        self.source = choose.source_of(task, settings, self.rule, devices, size * BYTES_PER_FLOAT, self.plan.epochs)
+        self.shared = executor is not None
+        self.executor, self.word = choose.Chosen(executor) if executor else self._chosen(settings, folder)
         self.settings = replace(settings, executor=self.executor.name, devices=devices)
         self.updater = updater or Updater()
-        self.tally, self.begun = (
-            Tally(size * BYTES_PER_FLOAT, applied=[] if folder is None else None),
-            time.perf_counter(),
-        )
+        self.tally = Tally(size * BYTES_PER_FLOAT, decisions=[] if folder is None else None)
+        self.begun = time.perf_counter()
         self.coordinator = Coordinator(
             self.rule, self.plan, scheduler, seed=settings.seed, available=self.source.available
         )
-        self._check_target()
+        self.metrics_0 = self.executor.evaluate(self.x_0)
+        self._check_metrics(scheduler)
         self.folder = RunFolder.begin(folder, self.settings.as_dict()) if folder is not None else None
         self.ledger: Ledger | None = self.folder.ledger() if self.folder else None
         self._checkpointed = time.monotonic()
@@ -189,8 +145,8 @@ class Simulation:
         ways = (c.t / plan.epochs if plan.epochs else 0.0, c.gradients / plan.gradients if plan.gradients else 0.0)
         return min(1.0, max(*ways, c.at / plan.until_s))
 
-    def advance(self) -> list[Job]:
-        """Go on; returns the trainings that must be done before the next call."""
+    def advance(self) -> list[Pending]:
+        """Go on; returns what must be done before the next call."""
         jobs = self.engine.advance()
         if self.folder and not self.finished and time.monotonic() - self._checkpointed > CHECKPOINT_EVERY_S:
             self.checkpoint()
@@ -208,7 +164,8 @@ class Simulation:
             raise
         finally:
             self.close()
-            self.executor.close()
+            if not self.shared:
+                self.executor.close()
 
     def result(self) -> Run:
         """What came out; written to the run's folder, if it has one."""
@@ -216,7 +173,7 @@ class Simulation:
         surviving = counted.surviving()
         contribution = {device: (mass, surviving.get(device, 0.0)) for device, mass in sorted(counted.mass.items())}
         path = self.folder.path if self.folder else None
-        run = Run(self._summary(), self.plane.x, contribution, self.tally.curve, path, self.tally.applied)
+        run = Run(self._summary(), self.plane.x, contribution, self.tally.curve, path, self.tally.decisions)
         if self.folder and self.ledger:
             self.ledger.flush()
             write_curve(self.folder.path / CURVE, run.metrics)
@@ -231,6 +188,15 @@ class Simulation:
 
     # --- beginning, and beginning again ------------------------------------------------------------------------------
 
+    def _chosen(self, settings: Settings, folder: Path | None) -> choose.Chosen:
+        recorded = RunFolder.recorded(folder, "executor") if folder and settings.executor == "auto" else None
+        return choose.executor_of(
+            self.task,
+            recorded or settings.executor,
+            parameters=self.x_0.layout.size,
+            in_flight_max=self.plan.in_flight_max,
+        )
+
     def _begin(self) -> None:
         self.plane = Plane(self.x_0, self.rule, self.executor, self.updater, seed=self.settings.seed)
         if self.folder and self.ledger and self.folder.checkpoint_path.exists():
@@ -238,25 +204,30 @@ class Simulation:
             return
         if self.ledger:
             self.ledger.truncate_after(0)
-        self.engine = Engine(self.coordinator, self.source, self.plane, self._record)
-        self.engine.feed(Evaluated(0.0, 0, self.executor.evaluate(self.x_0)))
+        self.engine = Engine(self.coordinator, self.source, self.plane, self._record, mix_s=self.settings.mix_s)
+        self.engine.feed(Evaluated(0.0, 0, self.metrics_0))
 
-    def _check_target(self) -> None:
-        target = self.plan.target
-        metrics = self.executor.evaluate(self.x_0) if target else {}
-        if target and target.metric not in metrics:
-            known = ", ".join(metrics) or "none: it has no test data"
+    def _check_metrics(self, scheduler: Scheduler) -> None:
+        """Nothing may wait for a metric that will never come, or have the name of a result."""
+        known = ", ".join(self.metrics_0) or "none: it has no test data"
+        target, gamma = self.plan.target, scheduler.gamma
+        if target and target.metric not in self.metrics_0:
             raise InvalidValue(f"target is {target} but the task's metrics are {known}; the run would never end")
+        if isinstance(gamma, Plateau) and gamma.metric not in self.metrics_0:
+            raise InvalidValue(f"gamma_schedule looks at {gamma.metric!r} but the task's metrics are {known}")
+        for name in RESULTS:
+            if name in self.metrics_0:
+                raise InvalidValue(f"the task calls a metric {name!r}, which is the name of a result; rename it")
 
     def _resume(self, folder: RunFolder, ledger: Ledger) -> None:
         models, metadata = load_models(folder.checkpoint_path, self.x_0.layout)
         ledger.truncate_after(int(metadata["mark"]))
         evaluations = iter(ledger.evaluations())
         replayed = Replayed(iter([as_arrival(row) for row in ledger.rows("arrived")]), evaluations)
-        self.engine = Engine(self.coordinator, self.source, replayed, self.tally.count)
+        self.engine = Engine(self.coordinator, self.source, replayed, self.tally.count, mix_s=self.settings.mix_s)
         self.engine.feed(next(evaluations))
         self.engine.advance(handled_max=int(metadata["handled"]))
-        self.plane.restore(models, replayed.leased.values(), replayed.started.values())
+        self.plane.restore(models, replayed.leased.values(), replayed.started.values(), replayed.evaluated)
         self.engine.plane, self.engine.record = self.plane, self._record
         self.begun -= float(metadata["wall_s"])
 
@@ -303,62 +274,3 @@ class Simulation:
             "dir": str(self.folder.path) if self.folder else None,
             "settings": self.settings.as_dict(),
         }
-
-
-def write_curve(path: Path, points: list[Point]) -> None:
-    """The curve of a run as CSV."""
-    names = list(points[-1].metrics) if points else []
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["t", "at", "gradients", "bytes", *names])
-        for point in points:
-            writer.writerow([*point[:4], *(point.metrics.get(name, "") for name in names)])
-
-
-def write_contribution(path: Path, contribution: Mapping[int, tuple[float, float]]) -> None:
-    """Whose data count, as CSV."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["device", "mass", "surviving"])
-        writer.writerows((device, *both) for device, both in contribution.items())
-
-
-def read_curve(path: Path) -> list[Point]:
-    """The curve of a run, as `write_curve` left it."""
-    with path.open(newline="") as file:
-        return [
-            Point(
-                int(row.pop("t")),
-                float(row.pop("at")),
-                int(row.pop("gradients")),
-                int(row.pop("bytes")),
-                {name: float(value) for name, value in row.items() if value},
-            )
-            for row in csv.DictReader(file)
-        ]
-
-
-def simulate(
-    task: Task | str,
-    *,
-    rule: Rule | str = "fedasync",
-    staleness_fn: Callable[[int], float] | str = "polynomial:0.5",
-    dir: str | Path | None = None,  # noqa: A002 (the name that the command has, too)
-    on_progress: Callable[[Simulation], None] = lambda _: None,
-    **settings: Any,
-) -> Run:
-    """Simulate a task under a virtual clock; settings have the names and defaults of `offbeat simulate`.
-
-    `rule` may be a rule of your own and `staleness_fn` a function of your own.
-    """
-    own = rule if isinstance(rule, Rule) else None
-    values = {**settings, "rule": rule.spec if isinstance(rule, Rule) else rule}
-    if isinstance(staleness_fn, str):
-        values["staleness_fn"] = staleness_fn
-    else:
-        s = staleness.checked(staleness_fn)
-        values["staleness_fn"] = s.spec
-        own = own or rules.from_spec(str(rule), values.get("alpha", Settings().alpha), s)
-    wanted = Settings.of(values)
-    folder = None if dir is None else Path(dir)
-    return Simulation.of(task, wanted, rule=own, folder=folder).run(on_progress)

@@ -22,6 +22,7 @@ from offbeat.protocol.messages import (
 from offbeat.sim.devices import DeviceModel
 
 LOST, STALENESS, DEVICE = 0x6C6F_7374, 0x7374_616C, 0x6465_7669
+ATTEMPT_BITS = 20
 
 
 class Arrival(NamedTuple):
@@ -67,33 +68,34 @@ class Fleet:
         model: DeviceModel,
         *,
         seed: int,
-        dropout: float = 0.0,
+        tasks_per_device: int = 1,
         model_bytes: int = 0,
         amount: Callable[[Lease], float] = lambda _: 1.0,
     ) -> None:
-        """`amount` is the work of a task relative to an ordinary one."""
+        """`amount` is the work of a task relative to an ordinary one. A device has a worker for each of its tasks."""
         self.size, self.model, self.seed = size, model, seed
-        self.dropout, self.model_bytes, self.amount = dropout, model_bytes, amount
+        self.workers, self.model_bytes, self.amount = size * tasks_per_device, model_bytes, amount
         self._busy_until: dict[int, float] = {}
         self._pushed: dict[int, Lease] = {}
+        """Tasks whose update is on its way, to be pushed again where the server is busy."""
         self._away: set[int] = set()
         """Workers that lost their task and will ask again by themselves."""
         self._attempts: dict[int, int] = {}
+        """How often a worker lost the task that it has."""
 
     def opening(self) -> Iterator[Happening]:
         """Everybody is there from the start."""
-        yield FleetJoined(0.0, self.size)
+        yield FleetJoined(0.0, self.workers, self.size)
 
     def started(self, lease: Lease, at: float) -> Iterator[Happening]:
         """Download, compute, upload; or the device is lost on the way, and asks again when it is back."""
         down, up = self.model.link(lease.device)
         compute_s = self.model.compute_s(lease.device, lease.number) * self.amount(lease)
         done = at + self.model_bytes / down + compute_s + self.model_bytes / up
-        attempt = self._attempts.get(lease.task, 0)
         away = self.model.available_until(lease.device, at)
-        unlucky = self.dropout > 0 and draws.uniform(self.seed, LOST, lease.task, attempt) < self.dropout
+        unlucky = self._unlucky(lease)
         if away < done or unlucky:
-            self._attempts[lease.task] = attempt + 1
+            self._attempts[lease.worker] = self._attempts.get(lease.worker, 0) + 1
             back = self.model.available_from(lease.device, done if unlucky else max(away, at))
             self._busy_until[lease.worker] = back
             self._away.add(lease.worker)
@@ -101,31 +103,40 @@ class Fleet:
             return
         self._busy_until[lease.worker] = done
         self._away.discard(lease.worker)
-        self._pushed[lease.worker] = lease
+        self._pushed[lease.task] = lease
         yield Arrival(done, lease)
 
     def answered(self, answer: AnswerPush, at: float) -> Iterator[Happening]:
         """Whoever was told to come back pushes again; everybody else asks for the next task."""
         if answer.outcome is Outcome.BUSY:
-            yield Arrival(at + (answer.retry_after_s or 1.0), self._pushed[answer.worker])
+            yield Arrival(at + (answer.retry_after_s or 1.0), self._pushed[answer.task])
             return
-        self._attempts.pop(answer.task, None)
+        self._pushed.pop(answer.task, None)
         yield from self._free(answer.worker, at)
 
     def revoked(self, lease: Lease, at: float) -> Iterator[Happening]:
         """It stops, and asks for another; one that is away will ask when it is back."""
+        self._pushed.pop(lease.task, None)
         if lease.worker in self._away:
             return
         yield from self._free(lease.worker, at)
 
+    def _unlucky(self, lease: Lease) -> bool:
+        """Drawn for this device, task and attempt, so another device changes nothing about it."""
+        risk = self.model.dropout(lease.device)
+        if not risk:
+            return False
+        key = (lease.number << ATTEMPT_BITS) + self._attempts.get(lease.worker, 0)
+        return draws.uniform(self.seed, LOST, lease.device, key) < risk
+
     def _free(self, worker: int, at: float) -> Iterator[Happening]:
+        self._attempts.pop(worker, None)
         self._busy_until.pop(worker, None)
-        self._pushed.pop(worker, None)
         yield TaskRequested(at, worker)
 
     def available(self, worker: int, at: float) -> bool:
         """It is there, and not busy with a task that the server has given up on."""
-        return self._busy_until.get(worker, -math.inf) <= at < self.model.available_until(worker, at)
+        return self._busy_until.get(worker, -math.inf) <= at < self.model.available_until(worker % self.size, at)
 
 
 class Sampled:

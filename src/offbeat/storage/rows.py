@@ -187,7 +187,7 @@ EVENTS: dict[type[Event], Callable[[Any], Entry]] = {
     Evaluated: _evaluated,
     HeartbeatArrived: lambda event: (_HEARTBEAT, (event.at, event.task)),
     RequestEnded: lambda event: (_REQUEST_ENDED, (event.at, event.worker)),
-    FleetJoined: lambda event: (_FLEET_JOINED, (event.at, _detail(size=event.size))),
+    FleetJoined: lambda event: (_FLEET_JOINED, (event.at, _detail(size=event.size, devices=event.devices))),
     WorkerJoined: lambda event: (_JOINED, (event.at, event.worker, event.device)),
     WorkerLeft: lambda event: (_LEFT, (event.at, event.worker)),
 }

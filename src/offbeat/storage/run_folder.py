@@ -2,7 +2,7 @@
 
     settings.json           written first: a folder with it is a run's
     ledger.sqlite           everything that happened
-    checkpoint.safetensors  where an interrupted run goes on
+    checkpoint.safetensors  where an interrupted run goes on; gone when it is finished
     x.safetensors           the final model
     summary.json            written last: a folder with it is a finished run's
     *.png, *.svg            plots
@@ -121,6 +121,7 @@ class RunFolder:
             self._ledger.flush()
         save_model(self.path / FINAL, x, {"t": str(results["t"])} if "t" in results else {})
         write_json(self.path / SUMMARY, results)
+        self.checkpoint_path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the run's ledger and let others write; a second time does nothing."""

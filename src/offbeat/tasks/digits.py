@@ -12,7 +12,7 @@ TEST_SAMPLES = 360
 SPLIT_SEED = 0
 
 
-def digits(devices: int = 100, partition: str = "iid", hidden: int = 32) -> Task:
+def digits(devices: int = 100, partition: str = "iid", partition_sizes: str | None = None, hidden: int = 32) -> Task:
     """A multilayer perceptron on 1,437 training images, dealt out to the devices, and 360 test images."""
     try:
         from sklearn.datasets import load_digits
@@ -23,7 +23,7 @@ def digits(devices: int = 100, partition: str = "iid", hidden: int = 32) -> Task
     test, train = order[:TEST_SAMPLES], order[TEST_SAMPLES:]
     if not 1 <= devices <= len(train):
         raise InvalidValue(f"devices is {devices}; digits has {len(train)} training images, so 1..{len(train)} devices")
-    parts = dealt(labels[train], devices, partition, seed=SPLIT_SEED)
+    parts = dealt(labels[train], devices, partition, seed=SPLIT_SEED, sizes=partition_sizes)
     pixels = (images / 16).astype(np.float32)
     return Task(
         model=lambda: perceptron(hidden),

@@ -9,32 +9,63 @@ Rules kept here:
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
-from typing import Any, Literal, get_args
+from typing import Any, NamedTuple, Self, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue
 from offbeat.task import Trained, Work
+from offbeat.train.evaluation import (
+    EVALUATION_BATCH,
+    BatchNormPolicy,
+    Derived,
+    Metric,
+    default_metrics,
+    measured,
+    statistics,
+)
 from offbeat.train.flat import FlatModule
 from offbeat.train.lanes import Lanes, lanes_of
 from offbeat.train.randomness import keyed, one_thread, seeded
 from offbeat.train.solver import Batch, Loss, Solver
 
-BatchNormPolicy = Literal["mix", "keep_local", "recompute"]
-Metric = Callable[[Tensor, Tensor], Tensor]
 Data = Callable[[int], tuple[Any, Any]] | Sequence[tuple[Any, Any]]
 
-EVALUATION_BATCH = 1000
+WARM_UP_NUMBER = 2**31
+"""The task number that keys a warm-up's randomness: no device ever has so many."""
 DEVICES_CACHED = 1024
 SOLVERS_CACHED = 64
+
+
+class WarmUp(NamedTuple):
+    """What happens before x_0 is published: passes over the data of these devices at a rate of its own."""
+
+    devices: Sequence[int] | None
+    """None is all of them."""
+    passes: int
+    gamma: float
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `0,5,0.01` or `all,1,0.1`: devices, passes, gamma.
+
+        >>> WarmUp.parse("0,5,0.01")
+        WarmUp(devices=(0,), passes=5, gamma=0.01)
+        """
+        try:
+            device, passes, gamma = text.split(",")
+            found = cls(None if device == "all" else (int(device),), int(passes), float(gamma))
+            if found.passes >= 1 and found.gamma > 0 and min(found.devices or (0,)) >= 0:
+                return found
+        except ValueError:
+            pass
+        raise InvalidValue(f"warm_up is {text!r}; write it as DEVICE,PASSES,GAMMA, like 0,5,0.01 or all,1,0.1")
 
 
 class Task:
@@ -44,8 +75,14 @@ class Task:
     data: (inputs, targets) of every device, as a list or as a function of the device's number.
     test: (inputs, targets) for evaluation; None where the server has none.
     metrics: name -> function(output, target), per sample or a mean; by default accuracy where targets are classes.
+    derived: name -> function of the means over all test data, such as the perplexity of the loss.
+    evaluation_batch: samples that are evaluated at a time, in their order.
+    warm_up: training on one machine before x_0 is published.
     calibration: inputs for `recompute`; by default those of the test data.
     accelerator: cpu, cuda, mps, or auto.
+
+    A module with a method `begin` (one that carries a hidden state from batch to batch, say) is told by it that a
+    training or an evaluation begins.
     """
 
     def __init__(
@@ -63,6 +100,9 @@ class Task:
         local_passes: int | None = None,
         local_iterations: int | None = None,
         metrics: Mapping[str, Metric] | None = None,
+        derived: Mapping[str, Derived] | None = None,
+        evaluation_batch: int = EVALUATION_BATCH,
+        warm_up: WarmUp | None = None,
         batch_norm: BatchNormPolicy = "mix",
         calibration: Any = None,
         accelerator: str = "auto",
@@ -75,8 +115,11 @@ class Task:
         self.batch_norm = batch_norm
         self.accelerator = _accelerator(accelerator)
         self.test = None if test is None else self._tensors("test", test)
-        self.metrics = _default_metrics(self.test) if metrics is None else dict(metrics)
+        self.metrics = default_metrics(self.test) if metrics is None else dict(metrics)
+        self.derived, self.evaluation_batch, self.warm_up = derived or {}, evaluation_batch, warm_up
         self.calibration = None if calibration is None else _tensor(calibration).to(self.accelerator)
+        self.ordinary_iterations: float | None = None
+        """What a device does in an ordinary task, where this task's own devices do not tell: it was pooled."""
         self.device_data = lru_cache(DEVICES_CACHED)(self._device_data)
         self._solvers = lru_cache(SOLVERS_CACHED)(self._solver)
 
@@ -89,8 +132,15 @@ class Task:
         """How many devices there are data for; None where a function gives them."""
         return None if callable(self.data) else len(self.data)
 
+    @property
+    def gamma(self) -> float:
+        """The local rate, where the scheduler sets none."""
+        return self.solver.gamma
+
     def with_settings(self, **changes: Any) -> "Task":
-        """This task with other settings: gamma, rho, batch_size, local_passes, local_iterations."""
+        """This task with other settings: gamma, rho, weight_decay, warm_up, batch_size, local_passes and so on."""
+        if isinstance(changes.get("warm_up"), str):
+            changes["warm_up"] = WarmUp.parse(changes["warm_up"])
         if "local_passes" in changes:
             changes = {"local_iterations": None, **changes}
         elif "local_iterations" in changes:
@@ -104,7 +154,12 @@ class Task:
             raise InvalidValue("data is a function, so say with `devices` how many devices to pool")
         everybody = [self._device_data(device) for device in range(count)]
         inputs, targets = (torch.cat(parts) for parts in zip(*everybody, strict=True))
-        return Task(**{**self._arguments, "data": [(inputs, targets)]})
+        pooled = Task(**{**self._arguments, "data": [(inputs, targets)]})
+        if self.warm_up is not None and self.warm_up.devices is not None:
+            raise InvalidValue("a warm-up on some devices makes no sense where all data are on one machine; use all")
+        iterations = [self.solver.iterations(len(inputs)) for inputs, _ in everybody]
+        pooled.ordinary_iterations = sum(iterations) / count
+        return pooled
 
     def iterations(self, work: Work) -> int:
         """How many local iterations this training takes."""
@@ -113,6 +168,8 @@ class Task:
     def initial(self, seed: int) -> Model:
         """x_0, drawn from the seed of the run."""
         flat = self._made(seed)
+        if self.warm_up is not None:
+            self._warmed_up(flat, self.warm_up, seed)
         carried = {name: buffer.cpu().numpy() for name, buffer in flat.carried.items()}
         return Model(flat.layout, flat.values.cpu().numpy(), carried).copy()
 
@@ -123,6 +180,7 @@ class Task:
         inputs, targets = self.device_data(work.device)
         solver = self._leased(work)
         x_tau = flat.parameters.clone()
+        _begin(flat.module)
         with keyed(work) as rng:
             indices = (torch.from_numpy(batch) for batch in solver.batches(len(inputs), rng))
             batches = ((inputs[batch], targets[batch]) for batch in indices)
@@ -132,6 +190,16 @@ class Task:
                 raise _explained(error, work.device, len(inputs)) from error
         flat.store(model)
         return Trained(len(inputs), iterations, {"loss": loss})
+
+    def _warmed_up(self, flat: FlatModule, warm_up: WarmUp, seed: int) -> None:
+        """Train on the data of the warm-up's devices, one after the other, with no proximal pull."""
+        solver = replace(self.solver, gamma=warm_up.gamma, rho=0.0, local_passes=warm_up.passes, local_iterations=None)
+        for device in range(self.devices or 0) if warm_up.devices is None else warm_up.devices:
+            inputs, targets = self.device_data(device)
+            _begin(flat.module)
+            with keyed(Work(device, WARM_UP_NUMBER, seed)) as rng:
+                indices = (torch.from_numpy(batch) for batch in solver.batches(len(inputs), rng))
+                solver.solve(flat, self.loss, ((inputs[batch], targets[batch]) for batch in indices), flat.parameters)
 
     def batchable(self) -> str | None:
         """Why trainings of this task cannot run together as one tensor program; None where they can."""
@@ -150,26 +218,20 @@ class Task:
         """Loss and metrics on the test data; empty without test data."""
         if self.test is None:
             return {}
-        flat = self._flat
+        flat, batch = self._flat, self.evaluation_batch
         flat.load(model)
         flat.module.eval()
-        with one_thread(), torch.no_grad(), self._statistics(flat, self.test[0]):
-            return self._measure(flat.module, self.test)
+        _begin(flat.module)
+        calibration = self.test[0] if self.calibration is None else self.calibration
+        layers = list(flat.batch_norms())
+        with one_thread(), torch.no_grad(), statistics(flat.module, layers, self.batch_norm, calibration, batch):
+            measures = {"loss": self.loss, **self.metrics}
+            return measured(flat.module, self.test, measures, self.derived, batch)
 
     @cached_property
     def _lanes(self) -> Lanes | str:
         with one_thread():
             return lanes_of(self._flat, self.loss, self.solver, self._device_data, DEVICES_CACHED)
-
-    def _measure(self, module: nn.Module, test: Batch) -> dict[str, float]:
-        measures: dict[str, Metric] = {"loss": self.loss, **self.metrics}
-        totals = dict.fromkeys(measures, 0.0)
-        inputs, targets = test
-        for part, answers in zip(_parts(inputs), _parts(targets), strict=True):
-            outputs = module(part)
-            for name, measure in measures.items():
-                totals[name] += float(measure(outputs, answers).double().mean()) * len(part)
-        return {name: total / len(inputs) for name, total in totals.items()}
 
     @cached_property
     def _flat(self) -> FlatModule:
@@ -209,54 +271,11 @@ class Task:
             raise InvalidValue(f"{owner} has no samples; leave it out, or give it at least one")
         return inputs, targets
 
-    @contextmanager
-    def _statistics(self, flat: FlatModule, test: Tensor) -> Iterator[None]:
-        """Give BatchNorm the statistics that the policy asks for, and put its settings back afterwards."""
-        layers = [] if self.batch_norm == "mix" else list(flat.batch_norms())
-        saved = [(layer.momentum, copy.deepcopy(layer.state_dict())) for layer in layers]
-        try:
-            for layer in layers:
-                layer.train()
-                layer.momentum = 0.0
-            if layers and self.batch_norm == "recompute":
-                _recompute(flat.module, layers, test if self.calibration is None else self.calibration)
-            yield
-        finally:
-            for layer, (momentum, state) in zip(layers, saved, strict=True):
-                layer.momentum = momentum
-                layer.load_state_dict(state)
 
-
-def _recompute(module: nn.Module, layers: Sequence[_BatchNorm], inputs: Tensor) -> None:
-    """Statistics of the global model over the inputs, each of which counts the same."""
-    seen: dict[_BatchNorm, list[Tensor]] = {layer: [] for layer in layers}
-
-    def note(layer: _BatchNorm, arguments: tuple[Tensor]) -> None:
-        channels = arguments[0].transpose(0, 1).flatten(1).double()
-        seen[layer].append(
-            torch.stack([channels.sum(1), channels.square().sum(1), torch.full_like(channels[:, 0], channels.shape[1])])
-        )
-
-    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
-    try:
-        for part in _parts(inputs):
-            module(part)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for layer, moments in seen.items():
-        layer.eval()
-        if not moments:
-            continue  # the module does not call it
-        total, squares, count = torch.stack(moments).sum(0)
-        mean = total / count
-        variance = (squares - count * mean.square()) / (count - 1).clamp(min=1)
-        layer.load_state_dict({**layer.state_dict(), "running_mean": mean.float(), "running_var": variance.float()})
-
-
-def _parts(tensor: Tensor) -> Sequence[Tensor]:
-    """Batches of equal size for evaluation: none is so short that BatchNorm could not use its own statistics."""
-    return torch.tensor_split(tensor, -(-len(tensor) // EVALUATION_BATCH))
+def _begin(module: nn.Module) -> None:
+    begin = getattr(module, "begin", None)
+    if callable(begin):
+        begin()
 
 
 def _explained(error: ValueError, device: int, samples: int) -> ValueError:
@@ -267,16 +286,6 @@ def _explained(error: ValueError, device: int, samples: int) -> ValueError:
         f"device {device} has {samples} samples, which leaves a batch of one; BatchNorm needs two: "
         "choose another batch_size, or use local_iterations"
     )
-
-
-def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Top-1 accuracy, per sample."""
-    return outputs.argmax(dim=1) == targets
-
-
-def _default_metrics(test: Batch | None) -> dict[str, Metric]:
-    classes = test is not None and not test[1].is_floating_point() and test[1].ndim == 1
-    return {"accuracy": accuracy} if classes else {}
 
 
 def _tensor(part: Any) -> Tensor:

@@ -1,0 +1,261 @@
+"""Owns the targets: which curves make which figure, at which scale."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from offbeat.errors import InvalidValue
+from offbeat.reproduce.curves import Curve
+from offbeat.reproduce.paper import (
+    CIFAR,
+    CIFAR_EPOCHS,
+    FEDAVG_K,
+    STALENESS_RHO,
+    WIKITEXT,
+    WIKITEXT_EPOCHS,
+    As,
+    Reading,
+    Values,
+)
+
+Kind = Literal["curves", "ends", "grid"]
+ADAPTIVE = ("Const", "Poly", "Hinge")
+HINGE_A = 10
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of the paper is run."""
+
+    seeds: tuple[int, ...]
+    cifar: Values
+    cifar_epochs: int
+    wikitext: Values
+    wikitext_epochs: int
+    evaluations: int
+    large_batch_gradients: int
+    """Steps of SGD at batch 1000, each of which costs 20 ordinary ones."""
+    staleness: tuple[int, ...]
+    sensitivity_epochs: int
+    whole_grid: bool
+
+
+SCALES: dict[str, Scale] = {
+    "smoke": Scale(
+        seeds=(0,),
+        cifar={"width": 4, "test_max": 500},
+        cifar_epochs=20,
+        wikitext={"width": 16, "vocabulary": 500, "test_max": 20},
+        wikitext_epochs=10,
+        evaluations=5,
+        large_batch_gradients=5,
+        staleness=(2, 16),
+        sensitivity_epochs=10,
+        whole_grid=False,
+    ),
+    "laptop": Scale(
+        seeds=(0, 1, 2),
+        cifar={"width": 16},
+        cifar_epochs=300,
+        wikitext={"width": 100, "vocabulary": 2000},
+        wikitext_epochs=120,
+        evaluations=15,
+        large_batch_gradients=300,
+        staleness=(2, 8, 20, 50),
+        sensitivity_epochs=150,
+        whole_grid=False,
+    ),
+    "paper": Scale(
+        seeds=tuple(range(10)),
+        cifar={},
+        cifar_epochs=CIFAR_EPOCHS,
+        wikitext={},
+        wikitext_epochs=WIKITEXT_EPOCHS,
+        evaluations=200,
+        large_batch_gradients=20_000,
+        staleness=(2, 4, 6, 8, 12, 16, 20, 30, 40, 50),
+        sensitivity_epochs=CIFAR_EPOCHS,
+        whole_grid=True,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """One figure."""
+
+    name: str
+    title: str
+    metric: str
+    curves: tuple[Curve, ...]
+    kind: Kind = "curves"
+    axis: Literal["gradients", "virtual_s"] = "gradients"
+    places: dict[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
+    """For `ends` and `grid`: where a curve's final metric goes, (line, x)."""
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes curves of one data set, read one way, at one scale."""
+
+    task: str
+    reading: Reading
+    values: Values
+    epochs: int
+    h: int
+    """Gradients of one task: 10 on CIFAR-10, 30 on WikiText-2 (29 where a device has one chunk less)."""
+    scale: Scale
+
+    def fedasync(self, adaptive: str, alpha: float, k: int, **changes: Any) -> Curve:
+        """FedAsync with maximum staleness k."""
+        epochs = changes.pop("epochs", self.epochs)
+        values = {
+            "device_model": f"sampled:{k}",
+            "alpha": alpha,
+            "staleness_fn": self._staleness_fn(adaptive, k),
+            "epochs": epochs,
+            **self.reading.fedasync,
+        }
+        if self.reading.halved_at is not None:
+            values["alpha_schedule"] = f"step:{round(self.reading.halved_at * epochs)},0.5"
+        return self._curve(f"FedAsync+{adaptive}, alpha {alpha:g}", epochs, values | changes)
+
+    def _staleness_fn(self, adaptive: str, k: int) -> str:
+        b = self.reading.hinge_b.get(k, 4)
+        if adaptive == "Const" or (adaptive == "Hinge" and k - 1 <= b):
+            return "constant"  # where no staleness exceeds b, Hinge is Const, and the runs are the same
+        return "polynomial:0.5" if adaptive == "Poly" else f"hinge:{HINGE_A},{b:g}"
+
+    def fedavg(self, **changes: Any) -> Curve:
+        """FedAvg of ten devices, as many gradients."""
+        groups = max(1, self.epochs // FEDAVG_K)
+        values = {"rule": f"fedavg:{FEDAVG_K}", "device_model": "constant", "in_flight_max": FEDAVG_K, "epochs": groups}
+        return self._curve("FedAvg, k 10", groups, values | self.reading.fedavg | changes)
+
+    def sgd(self, label: str = "SGD", **changes: Any) -> Curve:
+        """One machine, as many gradients; a version is as many of them as a task has."""
+        epochs = changes.pop("epochs", self.epochs)
+        values = {"rule": "sgd", "local_iterations": self.h, "epochs": epochs, **self.reading.sgd}
+        return self._curve(label, epochs, values | changes)
+
+    def _curve(self, label: str, epochs: int, values: Values) -> Curve:
+        every = max(1, epochs // self.scale.evaluations)
+        merged = {"executor": "inline", "evaluate_every": every, **self.reading.common, **self.values, **values}
+        if merged.get("rule") == "sgd" and str(merged.get("warm_up", "all")).partition(",")[0] != "all":
+            del merged["warm_up"]
+        return Curve(label, self.task, merged, self.scale.seeds)
+
+
+def target(name: str, scale: str = "laptop", as_: As = "text") -> Target:
+    """A target by its name."""
+    if name not in TARGETS:
+        raise InvalidValue(f"unknown target {name!r}; use one of {', '.join(TARGETS)}")
+    if scale not in SCALES:
+        raise InvalidValue(f"unknown scale {scale!r}; use one of {', '.join(SCALES)}")
+    return TARGETS[name](SCALES[scale], as_)
+
+
+def _cifar(scale: Scale, as_: As) -> Maker:
+    return Maker("cifar10", CIFAR[as_], scale.cifar, scale.cifar_epochs, 10, scale)
+
+
+def _wikitext(scale: Scale, as_: As) -> Maker:
+    return Maker("wikitext2", WIKITEXT[as_], scale.wikitext, scale.wikitext_epochs, 30, scale)
+
+
+def _cifar_k(k: int) -> Callable[[Scale, As], Target]:
+    def make(scale: Scale, as_: As) -> Target:
+        maker = _cifar(scale, as_)
+        large = {"batch_size": 1000, "epochs": max(1, scale.large_batch_gradients // maker.h)}
+        curves = [maker.sgd("SGD, batch 50", batch_size=50), maker.sgd("SGD, batch 1000", **large), maker.fedavg()]
+        curves += [maker.fedasync(fn, alpha, k) for alpha in maker.reading.alphas for fn in ADAPTIVE]
+        return Target(f"cifar-k{k}", f"CIFAR-10, maximum staleness {k}", "accuracy", tuple(curves))
+
+    return make
+
+
+def _wikitext_k(k: int) -> Callable[[Scale, As], Target]:
+    def make(scale: Scale, as_: As) -> Target:
+        maker = _wikitext(scale, as_)
+        curves = [maker.sgd(), maker.fedavg()]
+        curves += [maker.fedasync(fn, alpha, k) for alpha in maker.reading.alphas for fn in ADAPTIVE]
+        return Target(f"wikitext-k{k}", f"WikiText-2, maximum staleness {k}", "perplexity", tuple(curves))
+
+    return make
+
+
+def _staleness(scale: Scale, as_: As) -> Target:
+    maker, rho = _cifar(scale, as_), STALENESS_RHO[as_]
+    places: dict[str, tuple[Any, ...]] = {}
+    curves: dict[str, Curve] = {}
+    for fn in ADAPTIVE:
+        for k in scale.staleness:
+            curve = maker.fedasync(fn, 0.9, k, rho=rho)
+            curves[curve.hash] = curve
+            places[f"{fn} {k}"] = (fn, k, curve.hash)
+    title = "CIFAR-10 at the end, alpha 0.9"
+    return Target("staleness", title, "accuracy", tuple(curves.values()), "ends", places=places)
+
+
+GAMMAS, RHOS, ALPHAS = (0.05, 0.1, 0.2), (0.005, 0.01, 0.02), (0.5, 0.7, 0.9)
+
+
+def _sensitivity(scale: Scale, as_: As) -> Target:
+    maker = _cifar(scale, as_)
+    factor = 10 if as_ == "authors" else 1  # their flag is gamma*rho
+    curves: dict[str, Curve] = {}
+    places: dict[str, tuple[Any, ...]] = {}
+    for k in (4, 16):
+        for gamma, rho, alpha in _grid(whole=scale.whole_grid):
+            changes = {"gamma": gamma, "rho": rho * factor, "epochs": scale.sensitivity_epochs}
+            curve = maker.fedasync("Const", alpha, k, **changes)
+            curves[curve.hash] = curve
+            places[f"{k} {gamma} {rho} {alpha}"] = (k, (gamma, rho, alpha), curve.hash)
+    return Target("sensitivity", "CIFAR-10, FedAsync+Const", "accuracy", tuple(curves.values()), "grid", places=places)
+
+
+def _grid(*, whole: bool) -> Iterator[tuple[float, float, float]]:
+    """All combinations, or one setting changed at a time from the middle of all."""
+    for gamma in GAMMAS:
+        for rho in RHOS:
+            for alpha in ALPHAS:
+                changed = (gamma != GAMMAS[1]) + (rho != RHOS[1]) + (alpha != ALPHAS[1])
+                if whole or changed <= 1:
+                    yield gamma, rho, alpha
+
+
+def _skewed(scale: Scale, as_: As) -> Target:
+    maker = _cifar(scale, as_)
+    skew = {"partition": "dirichlet:0.3"}
+    curves = [maker.fedavg(**skew), *(maker.fedasync(fn, 0.6, 16, **skew) for fn in ADAPTIVE)]
+    title = "CIFAR-10, Dirichlet(0.3), maximum staleness 16"
+    return Target("skewed", title, "accuracy", tuple(curves))
+
+
+def _clock(scale: Scale, as_: As) -> Target:
+    maker = _cifar(scale, as_)
+    devices = {"device_model": "lognormal:1.5", "in_flight_max": FEDAVG_K}
+    curves = [maker.fedavg(**devices), *(maker.fedasync(fn, 0.6, 16, **devices) for fn in ADAPTIVE)]
+    return Target("clock", "CIFAR-10, lognormal:1.5 devices, ten at work", "accuracy", tuple(curves), axis="virtual_s")
+
+
+def _partial(scale: Scale, as_: As) -> Target:
+    """The paper's width for 3,000 gradients of one seed."""
+    epochs = min(scale.cifar_epochs, 300)
+    maker = Maker("cifar10", CIFAR[as_], {}, epochs, 10, scale)
+    curves = [maker.fedavg(), maker.fedasync("Poly", 0.6, 4)]
+    one = tuple(Curve(curve.label, curve.task, curve.values, (0,)) for curve in curves)
+    return Target("cifar-partial", f"CIFAR-10, full width, the first {10 * epochs:,} gradients", "accuracy", one)
+
+
+TARGETS: dict[str, Callable[[Scale, As], Target]] = {
+    "cifar-k4": _cifar_k(4),
+    "cifar-k16": _cifar_k(16),
+    "wikitext-k4": _wikitext_k(4),
+    "wikitext-k16": _wikitext_k(16),
+    "staleness": _staleness,
+    "sensitivity": _sensitivity,
+    "skewed": _skewed,
+    "clock": _clock,
+    "cifar-partial": _partial,
+}

@@ -1,0 +1,87 @@
+"""Owns `offbeat.simulate`: all that the command can do, and rules, staleness functions and schedules of your own."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from offbeat.core import rules, staleness
+from offbeat.core.rules import Rule, Schedule
+from offbeat.errors import InvalidValue, MissingExtra
+from offbeat.protocol.scheduler import GammaSchedule
+from offbeat.settings import Settings
+from offbeat.sim.run import Run, Simulation
+from offbeat.task import Task
+
+PICTURES = ("run.png", "run.svg")
+
+
+def simulate(
+    task: Task | str,
+    *,
+    rule: Rule | str = "fedasync",
+    alpha: float | Schedule | None = None,
+    staleness_fn: Callable[[int], float] | str | None = None,
+    gamma: float | GammaSchedule | None = None,
+    dir: str | Path | None = None,  # noqa: A002 (the name that the command has, too)
+    on_progress: Callable[[Simulation], None] = lambda _: None,
+    **settings: Any,
+) -> Run:
+    """Simulate a task under a virtual clock; settings have the names and defaults of `offbeat simulate`.
+
+    `rule` may be a rule of your own, `staleness_fn` and `alpha` functions of your own (of the staleness, of t), and
+    `gamma` a function of t and the evaluations so far.
+    """
+    values: dict[str, Any] = {**settings}
+    own_rule = _rule(values, rule, alpha, staleness_fn)
+    own_gamma = gamma if callable(gamma) else None
+    if own_gamma is not None:
+        values["gamma_schedule"] = f"custom:{_name(own_gamma)}"
+    else:
+        values["gamma"] = gamma
+    folder = None if dir is None else Path(dir)
+    run = Simulation.of(task, Settings.of(values), rule=own_rule, gamma=own_gamma, folder=folder).run(on_progress)
+    if folder is not None:
+        draw(run, folder)
+    return run
+
+
+def draw(run: Run, folder: Path) -> bool:
+    """Pictures into the run's folder; False where matplotlib is not installed."""
+    with suppress(MissingExtra):
+        for name in PICTURES:
+            run.plot(folder / name)
+        return True
+    return False
+
+
+def _rule(
+    values: dict[str, Any],
+    rule: Rule | str,
+    alpha: float | Schedule | None,
+    staleness_fn: Callable[[int], float] | str | None,
+) -> Rule | None:
+    """The rule, if a part of it is the user's own; what the settings can say goes into `values`."""
+    if isinstance(rule, Rule):
+        if alpha is not None or staleness_fn is not None:
+            raise InvalidValue("a rule of your own has its alpha and staleness function inside; leave those out")
+        values["rule"] = rule.spec
+        return rule
+    values["rule"] = rule
+    s = None if staleness_fn is None or isinstance(staleness_fn, str) else staleness.checked(staleness_fn)
+    if staleness_fn is not None:
+        values["staleness_fn"] = s.spec if s is not None else staleness_fn
+    if callable(alpha):
+        values["alpha_schedule"] = f"custom:{_name(alpha)}"
+    elif alpha is not None:
+        values["alpha"] = alpha
+    if s is None and not callable(alpha):
+        return None
+    wanted = Settings.of({name: value for name, value in values.items() if name in ("alpha", "staleness_fn")})
+    return rules.from_spec(
+        rule, alpha if callable(alpha) else wanted.alpha, s or staleness.from_spec(wanted.staleness_fn)
+    )
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)

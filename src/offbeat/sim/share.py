@@ -1,0 +1,197 @@
+"""Owns the runs of one process: a share of a comparison's runs, in lockstep.
+
+Rules kept here:
+- All runs under way go on as far as they can, then what they need is done together; none changes its schedule for it.
+- Where trainings are batched, at most OPEN_MAX runs are under way, for each holds files open. Elsewhere nothing is
+  gained by that, and one run is finished before the next begins.
+- A run that fails is noted and the others go on. One that is stopped leaves a checkpoint.
+"""
+
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+from offbeat.errors import OffbeatError
+from offbeat.sim.executors import Pending
+from offbeat.sim.lending import Borrowed, Executors
+from offbeat.sim.run import Simulation, Stop
+from offbeat.sim.spec import Entry
+from offbeat.storage.run_folder import RunFolder
+
+OPEN_MAX = 64
+SHOWN_MAX = 400
+"""Letters of an error that are shown."""
+PICTURE = "run.svg"
+
+Tell = Callable[[float], None]
+
+
+class Failure(NamedTuple):
+    """A run that failed, and why."""
+
+    method: str
+    seed: int
+    message: str
+
+
+@dataclass(eq=False, slots=True)
+class UnderWay:
+    """A run, and its part in an executor."""
+
+    entry: Entry
+    executor: Borrowed
+    simulation: Simulation
+
+
+def run_share(
+    task_spec: str, entries: Sequence[Entry], tell: Tell = lambda _far: None, *, pictures: bool = False
+) -> list[Failure]:
+    """Run these and return what failed; `tell` hears how many are done, and may raise `Stop`."""
+    share = Share(task_spec, entries, tell, pictures=pictures)
+    try:
+        share.run()
+    except Stop:
+        share.checkpoint()
+        raise
+    finally:
+        share.close()
+    return share.failures
+
+
+class Share:
+    """Runs that advance together."""
+
+    def __init__(self, task_spec: str, entries: Sequence[Entry], tell: Tell, *, pictures: bool) -> None:
+        self.failures: list[Failure] = []
+        self._task_spec, self._tell, self._pictures = task_spec, tell, pictures
+        self._executors = Executors(task_spec)
+        self._waiting, self._count = deque(entries), len(entries)
+        self._running: list[UnderWay] = []
+        self._far = 0.0
+
+    def run(self) -> None:
+        """Run all to their ends."""
+        while self._waiting or self._running:
+            self._begin_some()
+            needed = [(run, job) for run in self._running for job in self._advanced(run)]
+            for run, job in needed:
+                if not job.done:  # else it was done with another's
+                    self._do(run, job)
+                    self._tell(self._far)
+            for run in [run for run in self._running if run.simulation.finished]:
+                self._end(run)
+            under_way = sum(run.simulation.share() for run in self._running)
+            self._far = self._count - len(self._waiting) - len(self._running) + under_way
+            self._tell(self._far)
+
+    def checkpoint(self) -> None:
+        """Write down where all stand."""
+        for run in self._running:
+            with suppress(Exception):  # an older checkpoint, or none, is good enough to go on from
+                run.simulation.checkpoint()
+
+    def close(self) -> None:
+        """Close all files, end all processes."""
+        for run in [*self._running]:
+            self._drop(run)
+        self._executors.close()
+
+    # --- one run -----------------------------------------------------------------------------------------------------
+
+    def _begin_some(self) -> None:
+        while self._waiting and len(self._running) < self._room():
+            entry = self._waiting.popleft()
+            try:
+                self._running.append(self._begun(entry))
+            except Exception as error:
+                self._note(entry, error)
+            self._tell(self._far)
+        self._executors.keep(run.executor for run in self._running)
+
+    def _room(self) -> int:
+        """How many may be under way: several, if those that are share a tensor program."""
+        return OPEN_MAX if all(run.executor.together for run in self._running) else 1
+
+    def _begun(self, entry: Entry) -> UnderWay:
+        recorded = RunFolder.recorded(entry.folder, "executor") if entry.settings.executor == "auto" else None
+        settings = replace(entry.settings, executor=recorded) if recorded else entry.settings
+        executor = self._executors.lend(settings)
+        return UnderWay(entry, executor, Simulation(executor.task, settings, executor, folder=entry.folder))
+
+    def _advanced(self, run: UnderWay) -> list[Pending]:
+        try:
+            return run.simulation.advance()
+        except Exception as error:
+            self._fail(run, error)
+            return []
+
+    def _do(self, run: UnderWay, job: Pending) -> None:
+        """Do the training or evaluation that a run waits for; what others wait for may be done with it."""
+        try:
+            run.executor.finish([job])
+        except Exception as error:
+            if run.executor.together:
+                self._do_alone(run, job)
+            else:
+                self._fail(run, error)
+
+    def _do_alone(self, run: UnderWay, job: Pending) -> None:
+        """A batch failed, nobody knows by whose fault: what waits is taken back, and what this run needs done alone."""
+        for other in self._running:
+            if other.executor.shared is run.executor.shared:
+                other.executor.withdraw()
+        try:
+            run.executor.finish([job])
+        except Exception as error:
+            self._fail(run, error)
+
+    def _end(self, run: UnderWay) -> None:
+        try:
+            run.simulation.result()
+            self._drop(run)
+            if self._pictures:
+                draw(run.entry.folder)
+        except Exception as error:
+            self._fail(run, error)
+
+    def _fail(self, run: UnderWay, error: Exception) -> None:
+        self._note(run.entry, error)
+        self._drop(run)
+
+    def _note(self, entry: Entry, error: Exception) -> None:
+        self.failures.append(Failure(entry.method, entry.seed, described(error, self._task_spec)))
+
+    def _drop(self, run: UnderWay) -> None:
+        self._running = [other for other in self._running if other is not run]
+        run.executor.withdraw()
+        with suppress(Exception):  # what failed before may fail again when it is closed
+            run.simulation.close()
+
+
+def described(error: Exception, task_spec: str) -> str:
+    """An error in one line; of one that is not Offbeat's own, where in the task's file it came from."""
+    text = " ".join(str(error).split())
+    shown = text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "..."
+    if isinstance(error, OffbeatError):
+        return shown
+    file = Path(task_spec.partition(":")[0]).resolve()
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == file]
+    where = f" ({file.name}:{lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {shown}{where}"
+
+
+def draw(folder: Path) -> None:
+    """Draw a finished run, where that has not been done and matplotlib is installed."""
+    if (folder / PICTURE).exists():
+        return
+    try:
+        plots = import_module("offbeat.plots")  # by name: pictures are an extra, and a layer above
+    except ModuleNotFoundError:
+        return
+    plots.run_folder(folder)

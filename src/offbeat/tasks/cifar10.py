@@ -1,0 +1,96 @@
+"""Owns the built-in task `cifar10`: the paper's CNN on CIFAR-10, prepared as the authors' code prepares it.
+
+Images are cropped to their middle 24 x 24 pixels; the mean image of the training data is taken off, and what is left is
+divided by 128. Nothing is augmented.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from offbeat.data import cifar10 as data
+from offbeat.partition import partition as deal
+from offbeat.tasks.dealt import Dealt, at_least
+from offbeat.train.task import Task
+
+CROP = slice(4, 28)
+SIDE = 24
+SCALE = 128.0
+SPLIT_SEED = 0
+CLASSES = 10
+DROPOUT = 0.25
+
+
+def cifar10(
+    devices: int = 100,
+    partition: str = "iid",
+    partition_sizes: str | None = None,
+    width: int = 64,
+    test_max: int = 10_000,
+) -> Task:
+    """The paper's CNN (`width` 64; a quarter of it at 16) on 50,000 images, dealt out to the devices."""
+    at_least("width", width, 1)
+    at_least("test_max", test_max, 1)
+    images = data()
+    train, test = images.train_images[:, :, CROP, CROP], images.test_images[:test_max, :, CROP, CROP]
+    mean = train.mean(axis=0, dtype=np.float64).astype(np.float32)
+
+    def prepare(raw: np.ndarray) -> np.ndarray:
+        prepared: np.ndarray = (raw.astype(np.float32) - mean) / np.float32(SCALE)
+        return prepared
+
+    parts = deal(images.train_labels, devices, partition, seed=SPLIT_SEED, sizes=partition_sizes)
+    return Task(
+        model=lambda: PaperCNN(width),
+        loss=nn.functional.cross_entropy,
+        data=Dealt(train, images.train_labels, parts, prepare),
+        test=(prepare(test), images.test_labels[:test_max]),
+        gamma=0.1,
+        rho=0.005,
+        batch_size=50,
+        local_passes=1,
+    )
+
+
+class PaperCNN(nn.Module):
+    """The table of the paper's appendix: each convolution is followed by ReLU and then by BatchNorm."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            *_convolution(3, width),
+            *_convolution(width, width),
+            nn.MaxPool2d(2),
+            nn.Dropout(DROPOUT),
+            *_convolution(width, 2 * width),
+            *_convolution(2 * width, 2 * width),
+            nn.MaxPool2d(2),
+            nn.Dropout(DROPOUT),
+        )
+        self.classes = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(2 * width * (SIDE // 4) ** 2, 8 * width),
+            nn.ReLU(),
+            nn.Dropout(DROPOUT),
+            nn.Linear(8 * width, CLASSES),
+        )
+        xavier(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Scores of the classes."""
+        scores: Tensor = self.classes(self.features(images))
+        return scores
+
+
+def _convolution(channels: int, out: int) -> tuple[nn.Module, ...]:
+    return nn.Conv2d(channels, out, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(out)
+
+
+def xavier(module: nn.Module) -> None:
+    """MXNet's default, which the authors use: matrices uniform by Xavier, every bias 0; BatchNorm as it is."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if parameter.ndim > 1:
+                nn.init.xavier_uniform_(parameter)
+            elif name.rpartition(".")[2].startswith("bias"):
+                nn.init.zeros_(parameter)
