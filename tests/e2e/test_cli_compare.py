@@ -55,7 +55,7 @@ def test_table_csv_and_json_say_the_same_in_any_readers_words(tmp_path: Path) ->
 def test_every_run_is_drawn_also_one_that_was_finished_before(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     spec, out = written(tmp_path), tmp_path / "out"
-    compare(spec, out, processes=1)
+    compare(spec, out, processes=1, pictures=False)
     assert not list(out.glob("*/*/run.*"))
     (out / "fast" / "seed-1" / "summary.json").unlink()
     result = offbeat(spec, out)
@@ -161,6 +161,7 @@ def assert_it_goes_on(folder: Path) -> None:
     assert resumed.rows() == compare(folder / "spec.toml", folder / "new", processes=1).rows()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(("processes", "to_all"), [(1, False), (2, False), (2, True)])
 def test_a_signal_stops_all_processes_and_the_same_command_goes_on(
@@ -179,6 +180,7 @@ def test_a_signal_stops_all_processes_and_the_same_command_goes_on(
     assert_it_goes_on(tmp_path)
 
 
+@pytest.mark.slow
 def test_when_the_parent_is_killed_its_children_stop(tmp_path: Path) -> None:
     written(tmp_path)
     (tmp_path / "slow").touch()
@@ -191,6 +193,7 @@ def test_when_the_parent_is_killed_its_children_stop(tmp_path: Path) -> None:
     assert_it_goes_on(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_child_that_is_told_to_stop_stops_all(tmp_path: Path) -> None:
     written(tmp_path)
     (tmp_path / "slow").touch()

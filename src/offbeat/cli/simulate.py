@@ -11,8 +11,8 @@ import click
 
 from offbeat.cli.progress import Bar
 from offbeat.settings import Settings
-from offbeat.sim.api import draw
 from offbeat.sim.run import RESULTS, Simulation, Stop
+from offbeat.sim.share import draw
 from offbeat.storage.json_file import plain
 
 INTERRUPTED = 130
@@ -35,7 +35,7 @@ def simulate(task: str, settings: Settings, folder: Path | None, *, as_json: boo
         again = "the same command goes on from there" if folder is not None else "with --dir it could go on from there"
         click.echo(f"Stopped at epoch {simulation.coordinator.t}; {again}.", err=True)
         raise SystemExit(INTERRUPTED) from None
-    if folder is not None and not draw(run, folder):
+    if folder is not None and not draw(folder):
         click.echo("No pictures: matplotlib is not installed; run: pip install 'offbeat[plots]'", err=True)
     click.echo(json.dumps(plain(run.summary)) if as_json else _words(run.summary))
 

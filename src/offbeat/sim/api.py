@@ -1,19 +1,17 @@
 """Owns `offbeat.simulate`: all that the command can do, and rules, staleness functions and schedules of your own."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from offbeat.core import rules, staleness
 from offbeat.core.rules import Rule, Schedule
-from offbeat.errors import InvalidValue, MissingExtra
+from offbeat.errors import InvalidValue
 from offbeat.protocol.scheduler import GammaSchedule
 from offbeat.settings import Settings
 from offbeat.sim.run import Run, Simulation
+from offbeat.sim.share import draw
 from offbeat.task import Task
-
-PICTURES = ("run.png", "run.svg")
 
 
 def simulate(
@@ -42,17 +40,8 @@ def simulate(
     folder = None if dir is None else Path(dir)
     run = Simulation.of(task, Settings.of(values), rule=own_rule, gamma=own_gamma, folder=folder).run(on_progress)
     if folder is not None:
-        draw(run, folder)
+        draw(folder)
     return run
-
-
-def draw(run: Run, folder: Path) -> bool:
-    """Pictures into the run's folder; False where matplotlib is not installed."""
-    with suppress(MissingExtra):
-        for name in PICTURES:
-            run.plot(folder / name)
-        return True
-    return False
 
 
 def _rule(

@@ -147,7 +147,7 @@ def _live(parent: Connection) -> None:
     except (EOFError, OSError):
         return
     try:
-        failures: list[Failure] | None = run_share(task_spec, share, tell, pictures=pictures)
+        failures: list[Failure] | None = run_share(task_spec, share, tell, pictures=pictures, alone=False)
     except Stop:
         failures = None
     _send(parent, failures)

@@ -33,7 +33,7 @@ def compare(
     folder: Path | str,
     *,
     processes: int | None = None,
-    pictures: bool = False,
+    pictures: bool = True,
     on_progress: Callable[[float, int], None] = lambda *_: None,
 ) -> Comparison:
     """Run what has not been run, over all cores, and sum it up; `spec` may be the path of its file.

@@ -12,7 +12,8 @@ from offbeat.core.layout import Model
 from offbeat.loading import OFFERED, OVERRIDES, load, takes_seed
 from offbeat.settings import Settings
 from offbeat.sim.batched import Batched
-from offbeat.sim.executors import Evaluation, Executor, Job, Pending
+from offbeat.sim.executors import Evaluation, Executor, Inline, Job, Pending
+from offbeat.sim.processes import Processes
 from offbeat.sim.run import Simulation
 from offbeat.task import Task, Work
 
@@ -79,8 +80,9 @@ class Borrowed:
 class Executors:
     """The executors of one process."""
 
-    def __init__(self, task_spec: str) -> None:
-        self.task_spec, self._seeded = task_spec, takes_seed(task_spec)
+    def __init__(self, task_spec: str, *, alone: bool = True) -> None:
+        """`alone` where no other process of the comparison runs beside this one."""
+        self.task_spec, self.alone, self._seeded = task_spec, alone, takes_seed(task_spec)
         self._made: dict[tuple[Any, ...], Executor] = {}
 
     def lend(self, settings: Settings) -> Borrowed:
@@ -92,8 +94,12 @@ class Executors:
         return Borrowed(self._made[key])
 
     def _make(self, settings: Settings) -> Executor:
-        """A run chooses its executor; this one is only built to choose."""
-        return Simulation(load(self.task_spec, settings), settings).executor
+        """A run chooses its executor; this one is only built to choose. With others beside it, no core is free."""
+        executor = Simulation(load(self.task_spec, settings), settings).executor
+        if settings.executor == "auto" and isinstance(executor, Processes) and not self.alone:
+            executor.close()
+            return Inline(executor.task)
+        return executor
 
     def keep(self, used: Iterable[Borrowed]) -> None:
         """Close all others."""

@@ -49,10 +49,18 @@ class UnderWay:
 
 
 def run_share(
-    task_spec: str, entries: Sequence[Entry], tell: Tell = lambda _far: None, *, pictures: bool = False
+    task_spec: str,
+    entries: Sequence[Entry],
+    tell: Tell = lambda _far: None,
+    *,
+    pictures: bool = False,
+    alone: bool = True,
 ) -> list[Failure]:
-    """Run these and return what failed; `tell` hears how many are done, and may raise `Stop`."""
-    share = Share(task_spec, entries, tell, pictures=pictures)
+    """Run these and return what failed; `tell` hears how many are done, and may raise `Stop`.
+
+    `alone` where no other process runs a share beside this one.
+    """
+    share = Share(task_spec, entries, tell, pictures=pictures, alone=alone)
     try:
         share.run()
     except Stop:
@@ -66,10 +74,10 @@ def run_share(
 class Share:
     """Runs that advance together."""
 
-    def __init__(self, task_spec: str, entries: Sequence[Entry], tell: Tell, *, pictures: bool) -> None:
+    def __init__(self, task_spec: str, entries: Sequence[Entry], tell: Tell, *, pictures: bool, alone: bool) -> None:
         self.failures: list[Failure] = []
         self._task_spec, self._tell, self._pictures = task_spec, tell, pictures
-        self._executors = Executors(task_spec)
+        self._executors = Executors(task_spec, alone=alone)
         self._waiting, self._count = deque(entries), len(entries)
         self._running: list[UnderWay] = []
         self._far = 0.0
@@ -186,12 +194,13 @@ def described(error: Exception, task_spec: str) -> str:
     return f"{type(error).__name__}: {shown}{where}"
 
 
-def draw(folder: Path) -> None:
-    """Draw a finished run, where that has not been done and matplotlib is installed."""
+def draw(folder: Path) -> bool:
+    """Draw a finished run, where that has not been done; False where matplotlib is not installed."""
     if (folder / PICTURE).exists():
-        return
+        return True
     try:
         plots = import_module("offbeat.plots")  # by name: pictures are an extra, and a layer above
     except ModuleNotFoundError:
-        return
+        return False
     plots.run_folder(folder)
+    return True
