@@ -20,7 +20,11 @@ BUILT_IN = {name: (f"offbeat.tasks.{name}", name) for name in ("digits", "cifar1
 DEFAULT_NAME = "task"
 OFFERED = ("devices", "partition", "partition_sizes", "seed", "width", "vocabulary", "test_max")
 """Settings that a function which makes a task is given, if it takes them."""
-OVERRIDES = ("gamma", "rho", "weight_decay", "warm_up", "batch_size", "local_passes", "local_iterations")
+OVERRIDES = (
+    *("gamma", "rho", "weight_decay", "batch_norm", "warm_up"),
+    *("batch_size", "local_passes", "local_iterations"),
+)
+"""Settings that a task of its own may have, and that win over it."""
 
 
 def load(spec: str, settings: Settings) -> Task:

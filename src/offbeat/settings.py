@@ -77,6 +77,9 @@ class Settings:
     )
     rho: float | None = _setting(None, "Proximal weight. [default: the task's]")
     weight_decay: float | None = _setting(None, "Weight decay of the local solver. [default: the task's]")
+    batch_norm: str | None = _setting(
+        None, "BatchNorm's statistics: mix, newest, keep_local or recompute. [default: the task's]"
+    )
     warm_up: str | None = _setting(
         None, "DEVICES,PASSES,GAMMA: train x_0 on these devices (a number, or all) before it is published, as 0,5,0.01."
     )

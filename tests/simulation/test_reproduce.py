@@ -55,7 +55,7 @@ def test_text_and_authors_differ_where_the_table_says() -> None:
     mine, theirs = text[3].settings(0), authors[3].settings(0)
     assert (mine.rho, mine.weight_decay, mine.warm_up, mine.alpha_schedule) == (0.005, None, None, "constant")
     assert (theirs.rho, theirs.weight_decay, theirs.warm_up) == (0.05, 1e-4, "0,5,0.01")
-    assert theirs.alpha_schedule == "step:800,0.5"
+    assert (theirs.alpha_schedule, theirs.batch_norm) == ("step:800,0.5", "newest")
     assert (text[2].settings(0).scheduler, authors[2].settings(0).scheduler) == ("random", "fair")
     assert authors[0].settings(0).warm_up is None, "one machine has no device 0"
     wiki = [target("wikitext-k16", "paper", as_).curves[4].settings(0) for as_ in READINGS]

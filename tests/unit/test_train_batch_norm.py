@@ -10,7 +10,9 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 from torch import Tensor, nn
 
+import offbeat
 import offbeat.torch
+from offbeat.core.kernel import Updater, mixed
 from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue
 from offbeat.task import Work, solve, start
@@ -199,5 +201,36 @@ def test_other_layers_stay_in_evaluation_mode() -> None:
 
 
 def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(InvalidValue, match="batch_norm is 'average'; use one of mix, keep_local, recompute"):
+    with pytest.raises(InvalidValue, match="batch_norm is 'average'; use one of mix, newest, keep_local, recompute"):
         task_of("average")
+
+
+def test_newest_is_as_if_the_worker_had_started_from_the_newest_statistics() -> None:
+    """Done the slow way: the parameters of x_tau with the statistics of x_{t-1}, trained, mixed."""
+    task, alpha = task_of("newest", batch_size=16, local_passes=1), 0.3
+    x_tau = start(task, 0)
+    newest = x_tau.copy()
+    newest["0.running_mean"][:], newest["0.running_var"][:] = 7.0, 2.0
+    newest["1.bias"][:] += 1.0
+    joined = x_tau.copy()
+    for name in ("0.running_mean", "0.running_var"):
+        joined[name][:] = newest[name]
+    update, slow = solve(task, x_tau, Work(0)), solve(task, joined.freeze(), Work(0))
+    mix = offbeat.Mix(1 - alpha, alpha, 0.0, True)
+    with Updater() as updater:
+        w = mixed(updater, newest, mix, update.x_new)
+        task.refresh(w, newest, x_tau, alpha, update.trained.gradients)
+        expected = mixed(updater, newest, mix, slow.x_new)
+    assert update.trained.gradients == 4
+    assert np.abs(w["0.running_mean"] - expected["0.running_mean"]).max() < 1e-5
+    assert np.abs(w["0.running_var"] - expected["0.running_var"]).max() < 1e-5
+    assert np.array_equal(w["1.weight"], expected["1.weight"])
+
+
+def test_newest_differs_from_mix_in_the_statistics_alone() -> None:
+    ends = {
+        policy: offbeat.simulate(task_of(policy, local_iterations=3), device_model="sampled:4", epochs=12).x
+        for policy in ("mix", "newest")
+    }
+    for name in ends["mix"]:
+        assert np.array_equal(ends["mix"][name], ends["newest"][name]) == ("running" not in name), name

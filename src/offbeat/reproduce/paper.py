@@ -41,7 +41,7 @@ CIFAR: dict[As, Reading] = {
     ),
     "authors": Reading(
         common={"gamma": 0.1, "weight_decay": 1e-4},
-        fedasync={"rho": 0.05, "warm_up": "0,5,0.01"},  # their flag 0.005 is gamma*rho
+        fedasync={"rho": 0.05, "warm_up": "0,5,0.01", "batch_norm": "newest"},  # their flag 0.005 is gamma*rho
         fedavg={"rho": 0.0, "warm_up": "90,5,0.01", "scheduler": "fair"},  # every device once in ten groups
         sgd={"batch_size": 1000},
         alphas=(0.6, 0.9),

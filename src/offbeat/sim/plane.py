@@ -51,9 +51,13 @@ class Plane:
     def mix(self, decision: Decision) -> None:
         """Apply a decision's coefficients to w."""
         job = self._jobs[decision.lease.task]
-        mix = decision.mix
-        if mix is not None:
-            self.w = mixed(self.updater, self.w, mix, _done(job).x_new, job.x_tau if mix.base else None).freeze()
+        mix, refresh = decision.mix, getattr(self.executor.task, "refresh", None)
+        if mix is None:
+            return
+        w = mixed(self.updater, self.w, mix, _done(job).x_new, job.x_tau if mix.base else None)
+        if refresh is not None:
+            refresh(w, self.w, job.x_tau, mix.new, decision.gradients)
+        self.w = w.freeze()
 
     def publish(self) -> None:
         """w is the next version."""

@@ -11,10 +11,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from offbeat.train.solver import Batch
 
-BatchNormPolicy = Literal["mix", "keep_local", "recompute"]
+BatchNormPolicy = Literal["mix", "newest", "keep_local", "recompute"]
 Metric = Callable[[Tensor, Tensor], Tensor]
 Derived = Callable[[Mapping[str, float]], float]
 
+MIXED = ("mix", "newest")
+"""Policies under which the statistics travel with the model."""
 EVALUATION_BATCH = 1000
 
 
@@ -37,7 +39,7 @@ def statistics(
     module: nn.Module, layers: Sequence[_BatchNorm], policy: BatchNormPolicy, calibration: Tensor, batch: int
 ) -> Iterator[None]:
     """Give BatchNorm the statistics that the policy asks for, and put its settings back afterwards."""
-    layers = [] if policy == "mix" else layers
+    layers = [] if policy in MIXED else layers
     saved = [(layer.momentum, copy.deepcopy(layer.state_dict())) for layer in layers]
     try:
         for layer in layers:

@@ -76,6 +76,13 @@ class FlatModule:
             owner, _, leaf = name.rpartition(".")
             setattr(self.module.get_submodule(owner), leaf, buffer)
 
+    def statistics(self) -> Iterable[tuple[str, float]]:
+        """BatchNorm's running means and variances by name, with their momentum."""
+        for prefix, layer in self.module.named_modules():
+            if isinstance(layer, _BatchNorm) and layer.track_running_stats and layer.momentum is not None:
+                for leaf in ("running_mean", "running_var"):
+                    yield f"{prefix}.{leaf}" if prefix else leaf, layer.momentum
+
     def batch_norms(self) -> Iterable[_BatchNorm]:
         """The layers that keep statistics."""
         return (m for m in self.module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats)

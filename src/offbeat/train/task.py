@@ -4,6 +4,7 @@ Rules kept here:
 - Everything a user writes is an argument of `Task`; there is nothing to subclass.
 - Data are asked for by device, when they are needed, and never leave the process.
 - BatchNorm: `mix` lets the running statistics travel and mix like any float (the counter follows the newest);
+  `newest` does too, as if every worker had started from the newest statistics (the authors' simulation);
   `keep_local` leaves them on the device, and the global model is evaluated on each test batch's own statistics;
   `recompute` leaves them on the device too, and works out the global model's from `calibration` before evaluating.
 """
@@ -23,6 +24,7 @@ from offbeat.errors import InvalidValue
 from offbeat.task import Trained, Work
 from offbeat.train.evaluation import (
     EVALUATION_BATCH,
+    MIXED,
     BatchNormPolicy,
     Derived,
     Metric,
@@ -201,6 +203,18 @@ class Task:
                 indices = (torch.from_numpy(batch) for batch in solver.batches(len(inputs), rng))
                 solver.solve(flat, self.loss, ((inputs[batch], targets[batch]) for batch in indices), flat.parameters)
 
+    def refresh(self, w: Model, newest: Model, x_tau: Model, alpha_t: float, iterations: int) -> None:
+        """Under `newest`: give w the statistics that it would have, had the worker started from the newest ones.
+
+        Statistics follow their batches by r <- (1 - m) r + m * batch and do not influence training, so what they
+        started from is left with the factor (1 - m)^iterations, and can be exchanged when the update is mixed.
+        """
+        if self.batch_norm != "newest":
+            return
+        for name, momentum in self._flat.statistics():
+            left = np.float32(alpha_t * (1.0 - momentum) ** iterations)
+            w[name][:] += left * (newest[name] - x_tau[name])
+
     def batchable(self) -> str | None:
         """Why trainings of this task cannot run together as one tensor program; None where they can."""
         lanes = self._lanes
@@ -243,7 +257,7 @@ class Task:
             module = copy.deepcopy(self.model) if isinstance(self.model, nn.Module) else self.model()
         if not isinstance(module, nn.Module):
             raise InvalidValue(f"model must be a torch.nn.Module or a function that makes one, not {module!r}")
-        return FlatModule(module, mix_statistics=self.batch_norm == "mix", accelerator=self.accelerator)
+        return FlatModule(module, mix_statistics=self.batch_norm in MIXED, accelerator=self.accelerator)
 
     def _leased(self, work: Work) -> Solver:
         return self._solvers(work.gamma, work.local_iterations)
