@@ -148,7 +148,7 @@ def test_failures_are_told_and_the_others_kept(tmp_path: Path) -> None:
     good = Curve("good", "digits", VALUES, (0,))
     bad = Curve("bad", "digits", {**VALUES, "devices": 10**6}, (0,))
     with pytest.raises(OffbeatError, match=r"1 of 2 runs failed: .*training images"):
-        run_target(Target("two", "", "accuracy", (bad, good)), Results(tmp_path), tmp_path / "work", processes=1)
+        run_target(Target("two", "", "accuracy", (good, bad)), Results(tmp_path), tmp_path / "work", processes=1)
     assert Results(tmp_path).points(good)
 
 

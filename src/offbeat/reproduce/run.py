@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offbeat.errors import OffbeatError
+from offbeat.loading import load
 from offbeat.reproduce.curves import Curve, Results
 from offbeat.reproduce.targets import Target
 from offbeat.sim.children import run_shares
@@ -44,7 +45,7 @@ def run_target(
 
     heard(0.0)
     if entries:
-        _harvest(entries, results)
+        load(missing[0].curve.task, missing[0].curve.settings(missing[0].seed))  # fetches the data, or says what to do
         failures = _run(missing[0].curve.task, list(entries), processes or cores(), heard)
         _harvest(entries, results)
         if failures:
