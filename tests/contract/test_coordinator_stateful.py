@@ -6,6 +6,7 @@ Liveness: with workers that never answer, and woken only when it asked to be, th
 """
 
 import heapq
+import json
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,6 +51,7 @@ from offbeat.protocol.messages import (
 )
 from offbeat.protocol.plan import Plan, Target
 from offbeat.protocol.scheduler import Scheduler
+from offbeat.protocol.snapshot import restored, snapshot
 
 WORKERS, DEVICES = 6, 4
 """Workers 4 and 5 serve the devices 0 and 1, which the workers 0 and 1 serve as well."""
@@ -144,6 +146,10 @@ CASES = [
 ]
 
 
+RESTORED_EVERY = 7
+"""Events between two restarts from a checkpoint."""
+
+
 class Watched:
     """A coordinator, and beside it a second account of the same run."""
 
@@ -172,6 +178,12 @@ class Watched:
         self.jobs: deque[Decision | PublishVersion] = deque()
         self.news: deque[UpdateMixed | VersionPublished] = deque()
         self.to_evaluate: deque[int] = deque()
+        self.fed = 0
+
+    def twin(self) -> Coordinator:
+        """The same coordinator, by way of a checkpoint."""
+        kept, case = json.loads(json.dumps(snapshot(self.coordinator), allow_nan=False)), self.case
+        return restored(kept, case.rule, case.plan, case.scheduler, seed=7, available=case.available)
 
     # --- an event goes in --------------------------------------------------------------------------------------------
 
@@ -182,7 +194,13 @@ class Watched:
         before = (self.open.copy(), self.t, self.decided, self.counters())
         self.note(event)
         told = list(self.told(event))
+        self.fed += 1
+        twin = self.twin() if self.fed % RESTORED_EVERY == 0 else None
         commands = self.coordinator.handle(event)
+        if twin is not None:
+            assert twin.handle(event) == commands, "a coordinator that was restored decides as the old one"
+            assert snapshot(twin) == snapshot(self.coordinator)
+            self.coordinator = twin
         answers = [command for command in commands if isinstance(command, AnswerPush)]
         answer = answers[0] if answers else None
         applied = answer is not None and answer.outcome is Outcome.APPLIED and not answer.repeated

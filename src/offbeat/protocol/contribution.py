@@ -9,6 +9,8 @@ Rules kept here:
   shrinks, and shares are kept relative to it.
 """
 
+from typing import Any
+
 RESCALE_BELOW = 1e-100
 FORGET_BELOW = 1e-12
 
@@ -42,6 +44,21 @@ class Contribution:
     def surviving(self) -> dict[int, float]:
         """What is left of every device's mass in the newest version; shares under 1e-12 may be left out."""
         return {device: share * self._factor for device, share in self._relative.items()}
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as plain numbers."""
+        return {
+            "mass": list(self.mass.items()),
+            "relative": list(self._relative.items()),
+            "factor": self._factor,
+            "unpublished": self._unpublished.copy(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take a state."""
+        self.mass, self._relative = dict(state["mass"]), dict(state["relative"])
+        self._factor = state["factor"]
+        self._unpublished = [(device, keep, new) for device, keep, new in state["unpublished"]]
 
     def _shrink(self, keep: float) -> None:
         self._factor *= keep

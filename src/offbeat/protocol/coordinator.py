@@ -12,8 +12,8 @@ Rules kept here:
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import replace
-from math import inf
-from typing import assert_never
+from math import inf, isinf
+from typing import Any, assert_never
 
 from offbeat.core.rules import Facts, Mix, Rule
 from offbeat.errors import InvariantBroken
@@ -52,6 +52,7 @@ from offbeat.protocol.scheduler import Idle, Scheduler
 from offbeat.protocol.speeds import Speeds
 
 STORY_LENGTH = 256
+MOMENTS = ("_woken_at", "_trigger_due", "_retry_due")
 
 
 class Coordinator:
@@ -196,6 +197,38 @@ class Coordinator:
     def _require(self, holds: bool, what: str) -> None:
         if not holds:
             raise InvariantBroken(f"broken after {self._story[-1]}: {what}")
+
+    # --- what only a snapshot needs ----------------------------------------------------------------------------------
+
+    def rest(self) -> dict[str, Any]:
+        """What nobody else may ask, as plain numbers; infinite moments are None."""
+        moments = {name: getattr(self, name) for name in MOMENTS}
+        return {
+            "moments": {name: None if isinf(at) else at for name, at in moments.items()},
+            "never_triggered": self._trigger_due == -inf,
+            "evaluating": self._evaluating,
+            "device_of": list(self._device_of.items()),
+            "fleet": self._fleet,
+            "numbers": list(self._numbers.items()),
+            "speeds": self._speeds.state(),
+            "group": self._group.state(),
+            "gradients_mixed": self._gradients_mixed,
+            "tasks": self._tasks,
+            "held": self._held,
+        }
+
+    def restore_rest(self, state: dict[str, Any]) -> None:
+        """Take what `rest` gave."""
+        for name, at in state["moments"].items():
+            setattr(self, name, inf if at is None else at)
+        if state["never_triggered"]:
+            self._trigger_due = -inf
+        self._evaluating, self._fleet = state["evaluating"], state["fleet"]
+        self._device_of, self._numbers = dict(state["device_of"]), dict(state["numbers"])
+        self._speeds.restore(state["speeds"])
+        self._group.restore(state["group"])
+        self._gradients_mixed, self._tasks = state["gradients_mixed"], state["tasks"]
+        self._held = None if state["held"] is None else (state["held"][0], state["held"][1])
 
     # --- workers -----------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """Owns the synchronous group under way: who is in it, how many have arrived, and when it is given up waiting for."""
 
 from math import inf
+from typing import Any
 
 
 class Group:
@@ -29,3 +30,12 @@ class Group:
         """Its version is decided on; the next task begins another."""
         self._begun, self.arrived, self.due = False, 0, inf
         self.devices.clear()
+
+    def state(self) -> list[Any]:
+        """Everything, as plain numbers."""
+        return [sorted(self.devices), self.arrived, None if self.due == inf else self.due, self._begun]
+
+    def restore(self, state: list[Any]) -> None:
+        """Take a state."""
+        devices, self.arrived, due, self._begun = state
+        self.devices, self.due = set(devices), inf if due is None else due

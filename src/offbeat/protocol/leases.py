@@ -5,8 +5,10 @@ It keeps indexes consistent and decides nothing; that is the coordinator's.
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 from offbeat.protocol.messages import Lease
 
@@ -76,7 +78,7 @@ class LeaseBook:
             self.open[task] = replace(lease, deadline=deadline)
 
     def expired(self, at: float) -> list[Lease]:
-        """Open leases whose deadline has passed."""
+        """Open leases whose deadline has passed, the earliest first, whatever heartbeats came on the way."""
         passed = []
         while self.deadlines and self.deadlines[0][0] <= at:
             _, task = heapq.heappop(self.deadlines)
@@ -85,7 +87,7 @@ class LeaseBook:
                 heapq.heappush(self.deadlines, (lease.deadline, task))
             elif lease:
                 passed.append(lease)
-        return passed
+        return sorted(passed, key=lambda lease: (lease.deadline, lease.task))
 
     def next_deadline(self) -> float:
         """When the next open lease may run out; infinity where none is open."""
@@ -94,3 +96,18 @@ class LeaseBook:
         if len(self.deadlines) > 2 * len(self.open) + SLACK:
             self.deadlines = sorted((lease.deadline, task) for task, lease in self.open.items())
         return self.deadlines[0][0] if self.deadlines else inf
+
+    def state(self, plain: Callable[[Lease], Any]) -> dict[str, Any]:
+        """Everything, with leases made plain."""
+        return {
+            "open": [plain(lease) for lease in self.open.values()],
+            "released": [[plain(lease), revoked] for lease, revoked in self.released.values()],
+        }
+
+    def restore(self, state: dict[str, Any], lease_of: Callable[[Any], Lease]) -> None:
+        """Take a state."""
+        for values in state["open"]:
+            self.grant(lease_of(values))
+        for values, revoked in state["released"]:
+            lease = lease_of(values)
+            self.released[lease.task] = (lease, revoked)

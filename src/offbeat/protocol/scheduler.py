@@ -13,7 +13,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from offbeat.core import draws
 from offbeat.errors import InvalidValue
@@ -120,6 +120,18 @@ class Idle:
         if found is not None:
             self.discard(found)
         return found
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as plain numbers; the order of the pool is part of it."""
+        return {"drawn": self.drawn, "pool": self._pool.members(), "ranked": list(self._ranked.values())}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take a state."""
+        self.drawn = state["drawn"]
+        for worker in state["pool"]:
+            self._pool.add(worker)
+        self._ranked = {worker: (mass, draw, worker) for mass, draw, worker in state["ranked"]}
+        self._by_mass = sorted(self._ranked.values())
 
     def _draw(self, available: Callable[[int], bool], mass: Mass) -> int | None:
         for _ in range(PICKS_MAX):

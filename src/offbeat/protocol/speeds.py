@@ -1,6 +1,7 @@
 """Owns what is known about the devices' speed: seconds per local iteration, from lease to arrival."""
 
 from math import inf
+from typing import Any
 
 from offbeat.protocol.messages import Lease
 
@@ -22,3 +23,12 @@ class Speeds:
     def of(self, device: int) -> float | None:
         """Seconds per local iteration, once known."""
         return self._seconds.get(device)
+
+    def state(self) -> list[Any]:
+        """Everything, as plain numbers."""
+        return [None if self.fastest == inf else self.fastest, list(self._seconds.items())]
+
+    def restore(self, state: list[Any]) -> None:
+        """Take a state."""
+        fastest, seconds = state
+        self.fastest, self._seconds = inf if fastest is None else fastest, dict(seconds)
