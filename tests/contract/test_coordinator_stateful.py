@@ -33,6 +33,7 @@ from offbeat.protocol.messages import (
     FleetJoined,
     HeartbeatArrived,
     Lease,
+    LeaseReturned,
     MixUpdate,
     Outcome,
     PublishVersion,
@@ -397,7 +398,8 @@ class Watched:
         assert lease == self.open[lease.task]
         if not revoked:
             ran_out = isinstance(event, TimePassed) and lease.deadline <= event.at
-            assert ran_out or (isinstance(event, WorkerLeft) and lease.worker == event.worker)
+            left = isinstance(event, WorkerLeft | LeaseReturned) and lease.worker == event.worker
+            assert ran_out or (left and getattr(event, "task", lease.task) == lease.task)
         elif self.scheduler.group:
             self.revoked = True  # then a version must have been decided on: `check_event`
         else:
@@ -477,6 +479,8 @@ class Watched:
                 self.group_due = event.at + plan.retry_after_s
         if isinstance(event, WorkerLeft):
             assert event.worker not in {lease.worker for lease in self.open.values()}
+        if isinstance(event, LeaseReturned):
+            assert all((lease.task, lease.worker) != (event.task, event.worker) for lease in self.open.values())
         assert not self.revoked or self.decided > decided_before
         self.revoked = False
         if self.scheduler.group and self.decided > decided_before:
@@ -582,6 +586,13 @@ class Chaos(RuleBasedStateMachine):
     @rule(worker=WHO)
     def leave(self, worker: int) -> None:
         self.run.feed(WorkerLeft(self.run.at, worker))
+
+    @rule(which=WHICH, worker=WHO)
+    def hand_back(self, which: int, worker: int) -> None:
+        """Mostly by whoever has it; by anybody else it changes nothing."""
+        lease = self.a_task(which) if self.run.sent else None
+        owner = lease.worker if lease and which % 3 else worker
+        self.run.feed(LeaseReturned(self.run.at, owner, lease.task if lease else which))
 
     @rule(which=WHICH)
     def heartbeat(self, which: int) -> None:

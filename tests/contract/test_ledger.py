@@ -32,6 +32,7 @@ from offbeat.protocol.messages import (
     FleetJoined,
     HeartbeatArrived,
     Lease,
+    LeaseReturned,
     MixUpdate,
     Outcome,
     PublishVersion,
@@ -51,7 +52,7 @@ from offbeat.protocol.messages import (
 from offbeat.protocol.plan import Plan
 from offbeat.storage import ledger as ledger_module
 from offbeat.storage.ledger import SCHEMA, Ledger
-from offbeat.storage.rows import KINDS, Row
+from offbeat.storage.rows import KINDS, Row, as_event
 
 WHOLE = st.integers(0, 2**63 - 1)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -83,7 +84,8 @@ PUSHED = {"task": 7, "worker": 3}
 
 STORIES: list[tuple[Event, list[Command], list[dict[str, Any]]]] = [
     (FleetJoined(9.0, 10, 5), [], [{"kind": "fleet_joined", "detail": '{"size": 10, "devices": 5}'}]),
-    (WorkerJoined(9.0, 3, 5), [], [{"kind": "joined", "worker": 3, "device": 5}]),
+    (WorkerJoined(9.0, 3, 5, "lab"), [], [{"kind": "joined", "worker": 3, "device": 5, "detail": '{"name": "lab"}'}]),
+    (LeaseReturned(9.0, 3, 7), [], [{"kind": "returned", "worker": 3, "task": 7}]),
     (WorkerLeft(9.0, 3), [], [{"kind": "left", "worker": 3}]),
     (TaskRequested(9.0, 3), [], [{"kind": "requested", "worker": 3}]),
     (RequestEnded(9.0, 3), [], [{"kind": "request_ended", "worker": 3}]),
@@ -503,3 +505,12 @@ def test_a_flush_that_fails_writes_nothing_and_says_why(ledger: Ledger, path: Pa
     with pytest.raises(OffbeatError):
         ledger.close()
     ledger.close()
+
+
+def test_every_event_reads_back_as_it_was(tmp_path: Path) -> None:
+    """What a restarted server leads its coordinator through."""
+    events = [event for event, _, _ in STORIES]
+    with Ledger.create(tmp_path / "ledger.sqlite", verbose=True) as ledger:
+        for event in events:
+            ledger.record(event, [])
+        assert [as_event(row) for row in ledger.rows()] == events

@@ -31,6 +31,7 @@ from offbeat.protocol.messages import (
     FleetJoined,
     HeartbeatArrived,
     Lease,
+    LeaseReturned,
     MixUpdate,
     Outcome,
     PublishVersion,
@@ -136,6 +137,8 @@ class Coordinator:
                 self._device_of[event.worker] = event.device
             case WorkerLeft():
                 self._left(event.worker)
+            case LeaseReturned():
+                self._returned(event)
             case RequestEnded():
                 self.idle.discard(event.worker)
             case HeartbeatArrived():
@@ -255,6 +258,11 @@ class Coordinator:
         if lease:
             self._release(lease)
         self._device_of.pop(worker, None)
+
+    def _returned(self, event: LeaseReturned) -> None:
+        lease = self.leases.get(event.task)
+        if lease and lease.worker == event.worker:
+            self._release(lease)
 
     # --- updates -----------------------------------------------------------------------------------------------------
 

@@ -76,6 +76,8 @@ class WorkerJoined:
     at: float
     worker: int
     device: int
+    name: str = ""
+    """What the worker calls itself; a server knows it again by this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,15 @@ class WorkerLeft:
 
     at: float
     worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReturned:
+    """The worker will not do this task after all; whoever it is leased to, nobody else may say so."""
+
+    at: float
+    worker: int
+    task: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +166,7 @@ Event = (
     FleetJoined
     | WorkerJoined
     | WorkerLeft
+    | LeaseReturned
     | TaskRequested
     | RequestEnded
     | HeartbeatArrived

@@ -27,6 +27,7 @@ from offbeat.protocol.messages import (
     FleetJoined,
     HeartbeatArrived,
     Lease,
+    LeaseReturned,
     Outcome,
     ReleaseTask,
     RequestEnded,
@@ -75,7 +76,8 @@ class Row(NamedTuple):
 
 
 KINDS = (
-    *("fleet_joined", "joined", "left", "requested", "request_ended", "heartbeat", "arrived", "mixed", "published"),
+    *("fleet_joined", "joined", "left", "returned", "requested", "request_ended", "heartbeat", "arrived", "mixed"),
+    "published",
     *("evaluated", "time_passed", "leased", "released", "decided", "busy", "unknown", "not_yours", "repeated"),
     "finished",
 )
@@ -98,7 +100,8 @@ def _inserts(kind: str, columns: str) -> tuple[str, str]:
 _DECISION = "at t staleness outcome samples gradients decision"
 
 _FLEET_JOINED = _insert("fleet_joined", "at detail")
-_JOINED = _insert("joined", "at worker device")
+_JOINED = _insert("joined", "at worker device detail")
+_RETURNED = _insert("returned", "at worker task")
 _LEFT = _insert("left", "at worker")
 _REQUESTED = _insert("requested", "at worker")
 _REQUEST_ENDED = _insert("request_ended", "at worker")
@@ -188,7 +191,8 @@ EVENTS: dict[type[Event], Callable[[Any], Entry]] = {
     HeartbeatArrived: lambda event: (_HEARTBEAT, (event.at, event.task)),
     RequestEnded: lambda event: (_REQUEST_ENDED, (event.at, event.worker)),
     FleetJoined: lambda event: (_FLEET_JOINED, (event.at, _detail(size=event.size, devices=event.devices))),
-    WorkerJoined: lambda event: (_JOINED, (event.at, event.worker, event.device)),
+    WorkerJoined: lambda event: (_JOINED, (event.at, event.worker, event.device, _detail(name=event.name))),
+    LeaseReturned: lambda event: (_RETURNED, (event.at, event.worker, event.task)),
     WorkerLeft: lambda event: (_LEFT, (event.at, event.worker)),
 }
 """Always recorded."""
@@ -218,6 +222,12 @@ def read(stored: tuple[Any, ...]) -> Row:
     return row._replace(distance=nan) if row.detail == _DISTANCE_IS_NAN else row
 
 
+def as_event(row: Any) -> Event | None:
+    """The event that a row holds; None for what the coordinator answered."""
+    read_back = READ_BACK.get(row.kind)
+    return None if read_back is None else read_back(row)
+
+
 def as_decision(row: Any) -> Decision:
     """The decision that a `decided` row holds, its lease included."""
     who = (row.task, row.worker, row.device, row.number, row.tau)
@@ -236,3 +246,20 @@ def as_evaluation(row: Any) -> Evaluated:
     """The event that an `evaluated` row holds."""
     metrics = json.loads(row.detail)["metrics"]
     return Evaluated(row.at, row.t, {name: float(value) for name, value in metrics.items()})
+
+
+READ_BACK: dict[str, Callable[[Any], Event]] = {
+    "fleet_joined": lambda row: FleetJoined(row.at, **json.loads(row.detail)),
+    "joined": lambda row: WorkerJoined(row.at, row.worker, row.device, **json.loads(row.detail)),
+    "left": lambda row: WorkerLeft(row.at, row.worker),
+    "returned": lambda row: LeaseReturned(row.at, row.worker, row.task),
+    "requested": lambda row: TaskRequested(row.at, row.worker),
+    "request_ended": lambda row: RequestEnded(row.at, row.worker),
+    "heartbeat": lambda row: HeartbeatArrived(row.at, row.task),
+    "arrived": as_arrival,
+    "mixed": lambda row: UpdateMixed(row.at, row.decision),
+    "published": lambda row: VersionPublished(row.at, row.t),
+    "evaluated": as_evaluation,
+    "time_passed": lambda row: TimePassed(row.at),
+}
+"""Kinds of rows that hold events."""
