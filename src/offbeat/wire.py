@@ -110,7 +110,7 @@ class HeaderReader:
         self.header_max = header_max
         self._bytes = bytearray()
 
-    def feed(self, data: bytes | memoryview) -> Header | None:
+    def feed(self, data: bytes | bytearray | memoryview) -> Header | None:
         """Take some bytes; the header, once all of it is there."""
         self._bytes += data
         if len(self._bytes) < LENGTH_BYTES:
@@ -145,17 +145,21 @@ def unpack(data: bytes | memoryview, layout: Layout) -> Model:
     if len(view) != header.size:
         raise BadPayload(f"the file has {len(view)} bytes but its header describes {header.size}")
     check_fit(header, layout)
-    body, vector = view[header.length :], aligned(layout.size)
-    out = vector.data.cast("B")
-    there = {tensor.name: tensor for tensor in header.tensors}
+    vector, there = aligned(layout.size), {tensor.name: tensor for tensor in header.tensors}
+    out, body = vector.data.cast("B"), view[header.length :]
+    for tensor in tensors_of(layout)[: len(layout.slots)]:
+        out[tensor.begin : tensor.end] = body[there[tensor.name].begin : there[tensor.name].end]
+    return Model(layout, vector, carried_of(header, view, layout))
+
+
+def carried_of(header: Header, data: memoryview, layout: Layout) -> dict[str, Array]:
+    """Copies of what is carried beside the vector."""
+    there, body = {tensor.name: tensor for tensor in header.tensors}, data[header.length :]
     carried: dict[str, Array] = {}
-    for tensor in tensors_of(layout):
-        found = body[there[tensor.name].begin : there[tensor.name].end]
-        if tensor.end <= len(out):
-            out[tensor.begin : tensor.end] = found
-        else:
-            carried[tensor.name] = np.frombuffer(found, tensor.dtype).reshape(tensor.shape).copy()
-    return Model(layout, vector, carried)
+    for tensor in tensors_of(layout)[len(layout.slots) :]:
+        found = there[tensor.name]
+        carried[tensor.name] = np.frombuffer(body[found.begin : found.end], tensor.dtype).reshape(tensor.shape).copy()
+    return carried
 
 
 def is_flat(header: Header, layout: Layout) -> bool:

@@ -177,6 +177,11 @@ class Coordinator:
         gamma = self.scheduler.gamma
         return self.plan.target is not None or (gamma is not None and getattr(gamma, "uses_evaluations", True))
 
+    @property
+    def wakes_at(self) -> float:
+        """The moment of the last `WakeAt` that has not come yet; infinity where there is none."""
+        return self._woken_at
+
     def device(self, worker: int) -> int:
         """The device that a worker trains for."""
         return self._device_of.get(worker, worker % self._fleet if self._fleet else worker)

@@ -130,6 +130,8 @@ class UpdateArrived:
     gradients: int
     finite: bool = True
     distance: float | None = None
+    digest: str = ""
+    """sha256 of the update's bytes, where they lie in a file."""
 
 
 @dataclass(frozen=True, slots=True)

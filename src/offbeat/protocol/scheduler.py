@@ -93,6 +93,10 @@ class Idle:
     def __contains__(self, worker: int) -> bool:
         return worker in self._pool or worker in self._ranked
 
+    def workers(self) -> list[int]:
+        """Everybody who waits."""
+        return [*self._pool.members(), *self._ranked]
+
     def add(self, worker: int, mass: float) -> None:
         """The worker waits; `mass` is what its device contributed so far."""
         if self.choice == "random" or mass == 0:

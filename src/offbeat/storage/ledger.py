@@ -10,7 +10,7 @@ Rules kept here:
 """
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,7 @@ from offbeat.storage.rows import (
     COMMANDS,
     EVENTS,
     KINDS,
+    LOST,
     VERBOSE,
     Entry,
     Row,
@@ -61,6 +62,8 @@ class Ledger:
         self.verbose = self._meta()["verbose"] == "1"
         self._events = EVENTS | VERBOSE if self.verbose else EVENTS
         self._waiting: list[Entry] = []
+        self.on_commit: Callable[[], None] = lambda: None
+        """Hears that a transaction was committed."""
 
     @classmethod
     def create(cls, path: Path, *, durable: bool = False, verbose: bool = False) -> Self:
@@ -112,6 +115,10 @@ class Ledger:
         if len(waiting) >= BUFFER_ROWS:
             self.flush()
 
+    def record_lost(self, at: float, task: int, decision: int) -> None:
+        """An acknowledged update is damaged, and somebody has decided to go on without it."""
+        self._waiting.append((LOST, (at, task, decision)))
+
     def flush(self) -> None:
         """Write what waits, in one transaction."""
         if not self._waiting:
@@ -119,6 +126,7 @@ class Ledger:
         with _explained(f"cannot write to the ledger {self.path}"):
             self._write(self._waiting)
         self._waiting = []
+        self.on_commit()
 
     def mark(self) -> int:
         """The sequence number of the newest row, which is flushed: a checkpoint keeps it for `truncate_after`."""

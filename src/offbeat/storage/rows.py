@@ -78,7 +78,7 @@ class Row(NamedTuple):
 KINDS = (
     *("fleet_joined", "joined", "left", "returned", "requested", "request_ended", "heartbeat", "arrived", "mixed"),
     "published",
-    *("evaluated", "time_passed", "leased", "released", "decided", "busy", "unknown", "not_yours", "repeated"),
+    *("lost", "evaluated", "time_passed", "leased", "released", "decided", "busy", "unknown", "not_yours", "repeated"),
     "finished",
 )
 
@@ -107,7 +107,7 @@ _REQUESTED = _insert("requested", "at worker")
 _REQUEST_ENDED = _insert("request_ended", "at worker")
 _HEARTBEAT = _insert("heartbeat", "at task")
 _ARRIVED = _insert("arrived", "at task worker samples gradients finite")
-_MEASURED = _insert("arrived", "at task worker samples gradients finite distance detail")
+_DESCRIBED = _insert("arrived", "at task worker samples gradients finite distance detail")
 _MIXED = _insert("mixed", "at decision")
 _PUBLISHED = _insert("published", "at t")
 _EVALUATED = _insert("evaluated", "at t detail")
@@ -116,6 +116,7 @@ _LEASED = _inserts("leased", "at")
 _RELEASED = _inserts("released", "at detail")
 _REFUSED = _inserts("decided", _DECISION)
 _APPLIED = _inserts("decided", f"{_DECISION} keep new base publish")
+LOST = _insert("lost", "at task decision")
 _FINISHED = _insert("finished", "at detail")
 _ANSWERED = {
     Outcome.BUSY.value: _insert("busy", "at task worker outcome"),
@@ -123,7 +124,6 @@ _ANSWERED = {
     Outcome.NOT_YOURS.value: _insert("not_yours", "at task worker outcome"),
 }
 _REPEATED = _insert("repeated", "at task worker outcome")
-_DISTANCE_IS_NAN = '{"distance": "nan"}'
 
 
 # --- messages to rows ------------------------------------------------------------------------------------------------
@@ -132,10 +132,12 @@ _DISTANCE_IS_NAN = '{"distance": "nan"}'
 def _arrived(event: UpdateArrived) -> Entry:
     counts = (int(event.samples), int(event.gradients))
     values = (event.at, event.task, event.worker, *counts, 1 if event.finite else 0)
-    if event.distance is None:
+    if event.distance is None and not event.digest:
         return _ARRIVED, values
-    distance = float(event.distance)
-    return _MEASURED, (*values, distance, _DISTANCE_IS_NAN if isnan(distance) else None)
+    distance = None if event.distance is None else float(event.distance)
+    facts = {"distance": "nan"} if distance is not None and isnan(distance) else {}
+    facts |= {"digest": event.digest} if event.digest else {}
+    return _DESCRIBED, (*values, distance, _detail(**facts) if facts else None)
 
 
 def _evaluated(event: Evaluated) -> Entry:
@@ -219,7 +221,9 @@ COMMANDS: dict[type[Command], Callable[[Any, float], Entry]] = {
 def read(stored: tuple[Any, ...]) -> Row:
     """A row as SQLite gives it."""
     row = Row._make(stored)
-    return row._replace(distance=nan) if row.detail == _DISTANCE_IS_NAN else row
+    if row.kind == "arrived" and row.detail is not None and "distance" in json.loads(row.detail):
+        return row._replace(distance=nan)
+    return row
 
 
 def as_event(row: Any) -> Event | None:
@@ -239,7 +243,9 @@ def as_decision(row: Any) -> Decision:
 
 def as_arrival(row: Any) -> UpdateArrived:
     """The event that an `arrived` row holds."""
-    return UpdateArrived(row.at, row.worker, row.task, row.samples, row.gradients, bool(row.finite), row.distance)
+    digest = "" if row.detail is None else json.loads(row.detail).get("digest", "")
+    seen = (row.samples, row.gradients, bool(row.finite), row.distance, digest)
+    return UpdateArrived(row.at, row.worker, row.task, *seen)
 
 
 def as_evaluation(row: Any) -> Evaluated:

@@ -1,0 +1,80 @@
+"""Owns the checkpoints of a served run: the vectors, and the coordinator's state at a place in the ledger.
+
+Rules kept here:
+- A checkpoint is written aside, brought to the disk, renamed. The newest two are kept: a damaged one costs time only.
+- It can be redone from the ledger and the updates since the one before it: what they hold is never in one place alone.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from offbeat.core.layout import Layout, Model
+from offbeat.errors import InvalidValue
+from offbeat.storage.disk import Disk
+from offbeat.wire import body_of, header_of, unpack
+
+KEPT = 2
+
+
+class Checkpoint(NamedTuple):
+    """Where a run stood."""
+
+    mark: int
+    """The last row of the ledger that it knows of."""
+    state: dict[str, Any]
+    """The coordinator's."""
+    w: Model
+    x: Model
+
+
+class Checkpoints:
+    """The folder of checkpoints: each has a file for its state and one for each of its vectors."""
+
+    def __init__(self, folder: Path, layout: Layout, disk: Disk) -> None:
+        self.path, self.layout, self.disk = folder, layout, disk
+        folder.mkdir(exist_ok=True)
+
+    def write(self, checkpoint: Checkpoint) -> None:
+        """Keep it; the state comes last, and without it the vectors are no checkpoint."""
+        names = ("w",) if checkpoint.w is checkpoint.x else ("w", "x")
+        for name in names:
+            model: Model = getattr(checkpoint, name)
+            self.disk.write_whole(self._file(checkpoint.mark, name), [header_of(self.layout), *body_of(model)])
+        text = json.dumps({"mark": checkpoint.mark, "vectors": names, "state": checkpoint.state}, allow_nan=False)
+        self.disk.write_whole(self._file(checkpoint.mark, "json"), [text.encode()])
+
+    def marks(self) -> list[int]:
+        """Those that are there, the newest first."""
+        return sorted((int(file.stem) for file in self.path.glob("*.json") if file.stem.isdecimal()), reverse=True)
+
+    def read(self, mark: int) -> Checkpoint:
+        """One of them; refused where it is damaged."""
+        try:
+            kept = json.loads(self._file(mark, "json").read_bytes())
+            vectors = {
+                name: unpack(self._file(mark, name).read_bytes(), self.layout).freeze() for name in kept["vectors"]
+            }
+            return Checkpoint(kept["mark"], kept["state"], vectors["w"], vectors.get("x", vectors["w"]))
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise InvalidValue(f"checkpoint {mark} in {self.path} is damaged: {error}") from error
+
+    def usable(self) -> Iterator[Checkpoint]:
+        """Those that can be read, the newest first."""
+        for mark in self.marks():
+            try:
+                yield self.read(mark)
+            except InvalidValue:
+                continue
+
+    def prune(self) -> int | None:
+        """Remove all but the newest; answers the mark of the oldest that is kept, if there are two."""
+        marks = self.marks()
+        for mark in marks[KEPT:]:
+            for name in ("json", "w", "x"):  # the state first: without it the vectors are no checkpoint
+                self.disk.remove(self._file(mark, name))
+        return marks[KEPT - 1] if len(marks) >= KEPT else None
+
+    def _file(self, mark: int, name: str) -> Path:
+        return self.path / (f"{mark}.json" if name == "json" else f"{mark}.{name}.safetensors")

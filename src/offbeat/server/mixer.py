@@ -1,0 +1,123 @@
+"""Owns the mixing on real time: a thread that applies decisions in their order and publishes what comes out.
+
+Rules kept here:
+- It never decides: it applies recorded coefficients to the update that lies on the disk, in the order of the decisions.
+- Several that wait are mixed in one pass over memory, into a fresh buffer: whoever reads an older version goes on.
+- Of the versions that one pass makes, the newest can be read; the others were never there.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from offbeat.core.kernel import Term, Updater
+from offbeat.core.layout import Model, aligned
+from offbeat.protocol.messages import MixUpdate, PublishVersion
+
+Order = MixUpdate | PublishVersion
+PASS_MAX = 8
+"""Updates mixed in one pass: more gain nothing, and pulls would wait longer for a version."""
+
+
+class Mixed(NamedTuple):
+    """What one pass did."""
+
+    sequences: tuple[int, ...]
+    """Decisions that were applied."""
+    t: int | None
+    """The version that can be read from now on, if there is a new one."""
+    w: Model
+    x: Model
+
+
+class Mixer:
+    """Mixes one pass at a time, on a thread of its own once it is started."""
+
+    def __init__(
+        self,
+        w: Model,
+        x: Model,
+        updater: Updater,
+        update_of: Callable[[int], Model],
+        version_of: Callable[[int], Model],
+        done: Callable[[Mixed | BaseException], None],
+    ) -> None:
+        """`update_of` a task and `version_of` a tau give models; `done` hears of every pass, or of what went wrong."""
+        self.w, self.x = w, x
+        self._updater, self._update_of, self._version_of, self._done = updater, update_of, version_of, done
+        self._orders: SimpleQueue[Order | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._live, name="mixer", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def put(self, order: Order) -> None:
+        """Mix this after what was put before."""
+        self._orders.put(order)
+
+    def stop(self) -> None:
+        """Finish what was put, then end."""
+        self._orders.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def apply(self, orders: Sequence[Order]) -> Mixed:
+        """One pass."""
+        decisions = [order.decision for order in orders if isinstance(order, MixUpdate)]
+        if decisions:
+            self.w = self._mixed([order for order in orders if isinstance(order, MixUpdate)])
+        published = [t for order in orders if (t := _publishes(order)) is not None]
+        if published:
+            self.x = self.w
+        return Mixed(tuple(d.sequence for d in decisions), published[-1] if published else None, self.w, self.x)
+
+    def _mixed(self, orders: Sequence[MixUpdate]) -> Model:
+        terms, newest = [], self.w
+        for order in orders:
+            mix, lease = order.decision.mix, order.decision.lease
+            if mix is None:
+                raise AssertionError("a refused update is never mixed")
+            newest = self._update_of(lease.task)
+            terms.append(Term(mix, newest.vector, self._version_of(lease.tau).vector if mix.base else None))
+        out = aligned(self.w.layout.size)
+        self._updater.mix(out, self.w.vector, terms)
+        return Model(self.w.layout, out, {n: array.copy() for n, array in newest.carried.items()}).freeze()
+
+    def _live(self) -> None:
+        waiting: deque[Order] = deque()
+        more = True
+        while more or waiting:
+            more = more and self._take(waiting)
+            orders = next_pass(waiting)
+            if not orders:
+                continue
+            try:
+                self._done(self.apply(orders))
+            except BaseException as error:
+                self._done(error)
+                return
+
+    def _take(self, waiting: deque[Order]) -> bool:
+        """Take what is there, and wait for it where nothing is; False when nothing more will come."""
+        while not waiting or (len(waiting) < PASS_MAX and not self._orders.empty()):
+            order = self._orders.get()
+            if order is None:
+                return False
+            waiting.append(order)
+        return True
+
+
+def next_pass(waiting: deque[Order]) -> list[Order]:
+    """The orders of the next pass, taken out: up to the last that publishes, so that w is that version after it."""
+    count = min(len(waiting), PASS_MAX)
+    last = max((i for i in range(count) if _publishes(waiting[i]) is not None), default=count - 1)
+    return [waiting.popleft() for _ in range(last + 1)]
+
+
+def _publishes(order: Order) -> int | None:
+    if isinstance(order, PublishVersion):
+        return order.t
+    return order.decision.t if order.decision.mix is not None and order.decision.mix.publish else None

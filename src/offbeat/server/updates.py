@@ -1,0 +1,205 @@
+"""Owns the updates on disk: uploads under way, and those that are whole, which are the redo log of the run.
+
+Rules kept here:
+- An upload grows in `TASK.part`, which is not durable. When it is whole and right it is brought to the disk and gets
+  the name `TASK.safetensors`; only then may it be decided on.
+- A whole update stays until no checkpoint needs it any more.
+- The bytes that lie here are counted, and bounded.
+"""
+
+import hashlib
+import mmap
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from offbeat.core.layout import Layout, Model
+from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.storage.disk import Bytes, Disk, Output
+from offbeat.wire import (
+    HEADER_MAX,
+    LENGTH_BYTES,
+    BadPayload,
+    HeaderReader,
+    carried_of,
+    check_fit,
+    is_flat,
+    read_header,
+    unpack,
+)
+
+PART, WHOLE = ".part", ".safetensors"
+
+
+class DiskFull(OffbeatError):
+    """There is no room for more updates; workers are told to come back."""
+
+
+class Upload:
+    """One update on its way in; everything here blocks, so it runs off the event loop."""
+
+    def __init__(
+        self, folder: "Updates", task: int, size: int, output: Output, digest: "hashlib._Hash", at: int
+    ) -> None:
+        self.folder, self.task, self.size = folder, task, size
+        self.at = at
+        """Bytes that are there."""
+        self._output, self._digest = output, digest
+        self._head: HeaderReader | None = HeaderReader() if at == 0 else None
+
+    def write(self, data: Bytes) -> None:
+        """Append; bytes beyond the announced size, and a header that is not the model's, are refused at once."""
+        if self.at + len(data) > self.size:
+            raise BadPayload(f"the update has more than the {self.size} bytes that were announced")
+        if self._head is not None:
+            header = self._head.feed(data)
+            if header is not None:
+                check_fit(header, self.folder.layout)
+                self._head = None
+        self._output.write(data)
+        self._digest.update(data)
+        self.at += len(data)
+
+    def close(self) -> None:
+        """Leave it; what is there can be appended to."""
+        self._output.close()
+
+    def finish(self, digest: str) -> None:
+        """All is there: check it, bring it to the disk, give it its name."""
+        if self.at != self.size:
+            raise BadPayload(f"the update has {self.at} bytes of the {self.size} that were announced")
+        if self._digest.hexdigest() != digest:
+            self.close()
+            self.folder.discard(self.task)
+            raise WrongDigest("the digest is not that of the bytes that arrived; send the update again from its start")
+        self._output.sync()
+        self._output.close()
+        self.folder.settle(self.task)
+
+
+class WrongDigest(BadPayload):
+    """What arrived is not what was sent: nobody's fault, and the upload starts over."""
+
+
+class Updates:
+    """The folder of updates of one run."""
+
+    def __init__(self, folder: Path, layout: Layout, disk: Disk, *, bytes_max: int) -> None:
+        self.path, self.layout, self.disk, self.bytes_max = folder, layout, disk, bytes_max
+        folder.mkdir(exist_ok=True)
+        self._lock = threading.Lock()
+        self._sizes = {int(f.stem): f.stat().st_size for f in folder.glob(f"*{WHOLE}") if f.stem.isdecimal()}
+        self._coming: dict[int, int] = {}
+        """What uploads under way will take."""
+
+    # --- coming in ---------------------------------------------------------------------------------------------------
+
+    def offset(self, task: int) -> int:
+        """How many bytes of an upload are there."""
+        part = self._part(task)
+        return part.stat().st_size if part.exists() else 0
+
+    def begin(self, task: int, size: int) -> Upload:
+        """A new upload; one of this task that was under way is forgotten."""
+        self._reserve(task, size)
+        return Upload(self, task, size, self.disk.create(self._part(task)), hashlib.sha256(), 0)
+
+    def resume(self, task: int, size: int, offset: int) -> Upload:
+        """Go on with an upload from where it was cut off."""
+        there = self.offset(task)
+        if offset != there:
+            raise WrongOffset(there)
+        self._reserve(task, size)
+        digest = hashlib.sha256()
+        with self._part(task).open("rb") as file:
+            while data := file.read(1 << 20):
+                digest.update(data)
+        return Upload(self, task, size, self.disk.extend(self._part(task), offset), digest, offset)
+
+    def discard(self, task: int) -> None:
+        """Forget an upload that is under way."""
+        self.disk.remove(self._part(task))
+        with self._lock:
+            self._coming.pop(task, None)
+
+    def settle(self, task: int) -> None:
+        """An upload is whole: its name is on the disk when this returns."""
+        self.disk.replace(self._part(task), self.whole(task))
+        self.disk.sync_folder(self.path)
+        with self._lock:
+            self._coming.pop(task, None)
+            self._sizes[task] = self.whole(task).stat().st_size
+
+    # --- being there -------------------------------------------------------------------------------------------------
+
+    def whole(self, task: int) -> Path:
+        """Where the whole update of a task lies, or will lie."""
+        return self.path / f"{task}{WHOLE}"
+
+    def has(self, task: int) -> bool:
+        """Is the whole update there?"""
+        return self.whole(task).exists()
+
+    def tasks(self) -> set[int]:
+        """The tasks whose whole update is there."""
+        with self._lock:
+            return set(self._sizes)
+
+    def remove(self, tasks: set[int]) -> None:
+        """These are needed no more. That they are gone need not be durable: they would be removed again."""
+        for task in tasks:
+            self.disk.remove(self.whole(task))
+            with self._lock:
+                self._sizes.pop(task, None)
+
+    def remove_partials(self) -> None:
+        """Nobody knows any more who was sending these."""
+        for file in self.path.glob(f"*{PART}"):
+            self.disk.remove(file)
+
+    def bytes(self) -> int:
+        """What all of it takes, uploads under way with the size that they announced."""
+        with self._lock:
+            return sum(self._sizes.values()) + sum(self._coming.values())
+
+    def mapped(self, task: int) -> Model:
+        """An update as a model, mapped where its body is the flat vector, which takes no memory of ours."""
+        try:
+            with self.whole(task).open("rb") as file:
+                view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # goes when nobody uses it any more
+        except (OSError, ValueError) as error:
+            raise InvalidValue(f"{self.whole(task)} is missing, empty or cannot be read: {error}") from error
+        return _model(view, self.layout).freeze()
+
+    def digest(self, task: int) -> str:
+        """sha256 of a whole update."""
+        with self.whole(task).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def _part(self, task: int) -> Path:
+        return self.path / f"{task}{PART}"
+
+    def _reserve(self, task: int, size: int) -> None:
+        with self._lock:
+            others = sum(self._sizes.values()) + sum(n for other, n in self._coming.items() if other != task)
+            if others + size > self.bytes_max:
+                raise DiskFull(f"updates may take {self.bytes_max} bytes on the server's disk, and they are used up")
+            self._coming[task] = size
+
+
+class WrongOffset(BadPayload):
+    """An append must begin where the upload stands."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(f"the upload stands at byte {offset}; append from there")
+        self.offset = offset
+
+
+def _model(view: mmap.mmap, layout: Layout) -> Model:
+    whole = memoryview(view)
+    header = read_header(whole[: LENGTH_BYTES + HEADER_MAX])
+    if not is_flat(header, layout) or len(whole) != header.size:
+        return unpack(whole, layout)
+    vector = np.frombuffer(whole, np.float32, layout.size, header.length)
+    return Model(layout, vector, carried_of(header, whole, layout))

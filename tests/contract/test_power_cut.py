@@ -1,0 +1,177 @@
+"""The power goes after every single file operation of a scripted run: nothing acknowledged may be missing."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+
+from offbeat.core.layout import Model
+from offbeat.core.rules import Rule, delta, fedasync, fedavg, fedbuff
+from offbeat.core.staleness import polynomial
+from offbeat.protocol.messages import AnswerPush, Lease, Outcome, TaskRequested, WorkerJoined
+from offbeat.protocol.plan import Plan
+from offbeat.protocol.scheduler import Scheduler
+from offbeat.server.run import ServedRun
+from offbeat.storage.disk import Disk
+from offbeat.storage.rows import as_decision
+from offbeat.wire import body_of, header_of
+from tests.contract.forgetful import Forgetful, Image, restore
+
+WORKERS, PATIENCE_S = 3, 20.0
+X_0 = Model.of({"x": np.arange(6, dtype=np.float32), "n": np.array(0)}, buffers=["n"])
+RULES: dict[str, tuple[Rule, Scheduler]] = {
+    "fedasync": (fedasync(0.6, polynomial(0.5)), Scheduler()),
+    "delta": (delta(0.5), Scheduler()),
+    "fedbuff": (fedbuff(3), Scheduler(choice="fair")),
+    "fedavg": (fedavg(2), Scheduler(group=2)),
+}
+
+
+class Desk:
+    """Nobody is on the line: leases wait to be fetched."""
+
+    def __init__(self) -> None:
+        self.leases: SimpleQueue[Lease] = SimpleQueue()
+        self.reason = ""
+
+    def lease(self, lease: Lease) -> None:
+        self.leases.put(lease)
+
+    def released(self, lease: Lease) -> None: ...
+    def finished_worker(self, worker: int) -> None: ...
+    def evaluate(self, t: int, x: Model) -> None: ...
+
+    def over(self, reason: str) -> None:
+        self.reason = reason
+
+
+def trained(task: int) -> Model:
+    """What is pushed for a task: known to whoever checks, whatever happened in between."""
+    rng = np.random.default_rng(task)
+    return Model.of({"x": rng.standard_normal(6).astype(np.float32), "n": np.array(task)}, buffers=["n"])
+
+
+def plan(epochs: int = 12) -> Plan:
+    return Plan(in_flight_max=WORKERS, epochs=epochs, lease_s=1000.0, queue_max=8, evaluate_every=10**6)
+
+
+def served(folder: Path, name: str, disk: Disk, desk: Desk) -> ServedRun:
+    rule, scheduler = RULES[name]
+    return ServedRun(folder, rule, plan(), scheduler, desk, disk=disk, checkpoint_every=3)
+
+
+def push(run: ServedRun, lease: Lease) -> AnswerPush:
+    data = header_of(X_0.layout) + b"".join(bytes(part) for part in body_of(trained(lease.task)))
+    upload = run.updates.begin(lease.task, len(data))
+    for start in range(0, len(data), 100):
+        upload.write(data[start : start + 100])
+    digest = hashlib.sha256(data).hexdigest()
+    upload.finish(digest)
+    commands = run.push(lease.worker, lease.task, 1, 1, digest).result(PATIENCE_S)
+    return next(command for command in commands if isinstance(command, AnswerPush))
+
+
+def ask(run: ServedRun, worker: int) -> None:
+    run.hub.tell(lambda at: TaskRequested(at, worker)).result(PATIENCE_S)
+
+
+def script(run: ServedRun, desk: Desk, acknowledged: Callable[[int], None]) -> None:
+    """Workers ask, train, push and ask again until the run is over."""
+    for worker in range(WORKERS):
+        run.hub.tell(lambda at, worker=worker: WorkerJoined(at, worker, worker, f"w{worker}")).result(PATIENCE_S)  # type: ignore[misc]
+        ask(run, worker)
+    while not run.hub.ask(lambda c: bool(c.ending)).result(PATIENCE_S):
+        lease = desk.leases.get(timeout=PATIENCE_S)
+        if push(run, lease).outcome is Outcome.APPLIED:
+            acknowledged(lease.task)
+        ask(run, lease.worker)
+
+
+def expected(run: ServedRun) -> Model:
+    """x, from nothing but the ledger's coefficients and the known updates, in plain numpy."""
+    w = x = X_0.vector.copy()
+    versions = {0: x}
+    for row in run.ledger.rows("decided"):
+        d = as_decision(row)
+        if d.mix is None:
+            continue
+        terms = [(d.mix.keep, w), (d.mix.new, trained(d.lease.task).vector), (d.mix.base, versions.get(d.lease.tau, x))]
+        used = [np.float32(number) * vector for number, vector in terms if number]
+        w = used[0]
+        for term in used[1:]:
+            w = w + term
+        if d.mix.publish:
+            x = w
+            versions[d.t] = x
+    return Model(X_0.layout, x, {"n": np.array(0)})
+
+
+def finished(run: ServedRun) -> None:
+    """All that was decided is mixed."""
+    run.mixer.stop()
+    run.hub.stop()
+    assert run.hub.failure is None
+
+
+@pytest.mark.parametrize("keeps_names", [False, True])
+@pytest.mark.parametrize("name", ["fedasync", *(pytest.param(name, marks=pytest.mark.slow) for name in [*RULES][1:])])
+def test_nothing_acknowledged_is_ever_missing(name: str, keeps_names: bool, tmp_path: Path) -> None:
+    moments: list[tuple[Image, list[int]]] = []
+    acknowledged: list[int] = []
+    root = tmp_path / "run"
+    root.mkdir()
+    rule, scheduler = RULES[name]
+    disk = Forgetful(root, keeps_names=keeps_names, moment=lambda image: moments.append((image, acknowledged.copy())))
+    ServedRun.begin(root, X_0, rule, plan(), scheduler, seed=0, disk=disk)
+    ready, desk = len(moments), Desk()
+    run = served(root, name, disk, desk)
+    run.start()
+
+    def note(task: int) -> None:
+        with disk.lock:
+            acknowledged.append(task)
+
+    script(run, desk, note)
+    finished(run)
+    assert len(moments) > 100
+    assert len(acknowledged) >= 12
+    for number, (image, told) in enumerate(moments[ready - 1 :]):
+        folder = tmp_path / str(number)
+        restore(image, folder)
+        again = served(folder, name, Disk(), Desk())
+        applied = [d.lease.task for d in map(as_decision, again.ledger.rows("decided")) if d.mix is not None]
+        assert sorted(applied) == sorted(set(applied)), "exactly once"
+        assert set(told) <= set(applied), f"acknowledged and gone after operation {number}"
+        again.start()
+        finished(again)
+        assert again.mixer.x.vector.tobytes() == expected(again).vector.tobytes()
+        again.ledger.close()
+
+
+def test_a_run_goes_on_where_the_power_went(tmp_path: Path) -> None:
+    """Cut at some moments, switched on, and run to its end: as many epochs, and each update once."""
+    moments: list[Image] = []
+    root = tmp_path / "run"
+    root.mkdir()
+    rule, scheduler = RULES["fedasync"]
+    disk = Forgetful(root, keeps_names=False, moment=moments.append)
+    ServedRun.begin(root, X_0, rule, plan(), scheduler, seed=0, disk=disk)
+    desk = Desk()
+    run = served(root, "fedasync", disk, desk)
+    run.start()
+    script(run, desk, lambda _task: None)
+    finished(run)
+    for number in range(60, len(moments), 40):
+        folder = tmp_path / str(number)
+        restore(moments[number], folder)
+        desk = Desk()
+        again = served(folder, "fedasync", Disk(), desk)
+        again.start()
+        script(again, desk, lambda _task: None)
+        finished(again)
+        assert again.coordinator.t == 12
+        assert again.mixer.x.vector.tobytes() == expected(again).vector.tobytes()
+        again.ledger.close()
