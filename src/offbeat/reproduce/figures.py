@@ -17,7 +17,10 @@ from offbeat.sim.curve import Point
 from offbeat.storage.json_file import write_json
 
 AXES = {"gradients": "gradients applied to the global model", "virtual_s": "virtual time (s)"}
-DASHES = {"SGD": "--", "FedAvg": ":"}
+HUES = {"Const": COLOURS[0], "Poly": COLOURS[1], "Hinge": COLOURS[2], "FedAvg": "#444444", "SGD": "#444444"}
+"""A colour for each way of weighing; the baselines are grey."""
+SHADES = ("-", (0, (5, 1.5)), (0, (1, 1)))
+"""A line for each alpha, and for each kind of baseline."""
 PERPLEXITY_MAX = 600.0
 
 
@@ -79,13 +82,20 @@ def _numbers(path: Path, ends: Sequence[End]) -> None:
 
 
 def _curves(axes: Axes, target: Target, results: Results) -> None:
-    """Metric against gradients or time: mean over the seeds, spread as a band."""
-    for curve, colour in zip(target.curves, COLOURS * 4, strict=False):
-        runs = [points for seed, points in results.points(curve).items() if seed in curve.seeds]
+    """Metric against gradients or time: mean over the seeds, spread as a band; curves that are one run, once."""
+    drawn: dict[str, list[str]] = {}
+    for curve in target.curves:
+        drawn.setdefault(curve.hash, []).append(curve.label)
+    by_hash = {curve.hash: curve for curve in reversed(target.curves)}
+    seen: dict[str, int] = {}
+    for hashed, labels in drawn.items():
+        runs = [points for seed, points in results.points(by_hash[hashed]).items() if seed in by_hash[hashed].seeds]
+        hue = next((name for name in HUES if name in labels[0]), "Const")
+        style = SHADES[2] if hue == "FedAvg" else SHADES[seen.get(hue, 0) % len(SHADES)]
+        seen[hue] = seen.get(hue, 0) + 1
         if runs:
-            _band(axes, curve.label, runs, target, colour)
-    seeds = max(len(results.points(curve)) for curve in target.curves)
-    _labels(axes, target, AXES[target.axis], seeds)
+            _band(axes, joined(labels), runs, target, HUES[hue], style)
+    _labels(axes, target, AXES[target.axis], max(len(results.points(curve)) for curve in target.curves))
     if target.metric == "perplexity":
         axes.set_yscale("log")
         low, high = axes.get_ylim()
@@ -93,12 +103,23 @@ def _curves(axes: Axes, target: Target, results: Results) -> None:
     axes.legend(frameon=False, fontsize="small")
 
 
-def _band(axes: Axes, label: str, runs: Sequence[Sequence[Point]], target: Target, colour: str) -> None:
+def joined(labels: Sequence[str]) -> str:
+    """One label for curves that are the same run.
+
+    >>> joined(["FedAsync+Const, alpha 0.6", "FedAsync+Hinge, alpha 0.6"])
+    'FedAsync+Const = Hinge, alpha 0.6'
+    """
+    first, *others = labels
+    method, comma, rest = first.partition(",")
+    names = [other.partition(",")[0].rpartition("+")[2] for other in others]
+    return " = ".join([method, *names]) + comma + rest
+
+
+def _band(axes: Axes, label: str, runs: Sequence[Sequence[Point]], target: Target, colour: str, style: Any) -> None:
     at = np.array([[getattr(p, "at" if target.axis == "virtual_s" else "gradients") for p in run] for run in runs])
     values = np.array([[point.metrics[target.metric] for point in run] for run in runs])
     middle = values.mean(axis=0)
-    style = next((dash for name, dash in DASHES.items() if label.startswith(name)), "-")
-    axes.plot(at.mean(axis=0), middle, style, color=colour, linewidth=1.8, label=label)
+    axes.plot(at.mean(axis=0), middle, linestyle=style, color=colour, linewidth=1.8, label=label)
     if len(runs) > 1:
         spread = values.std(axis=0, ddof=1)
         axes.fill_between(at.mean(axis=0), middle - spread, middle + spread, color=colour, alpha=0.15, linewidth=0)
