@@ -94,7 +94,9 @@ class Settings:
     vocabulary: int | None = _setting(None, "wikitext2: the most frequent words that are kept. [default: all]")
     test_max: int | None = _setting(None, "cifar10, wikitext2: samples (chunks) that are tested on. [default: all]")
     seed: int = _setting(0, "One seed, one run.")
-    executor: str = _setting("auto", "Where trainings run: auto, inline, batched or processes[:N].")
+    executor: str = _setting(
+        "auto", "Where trainings run: auto, inline, batched, processes[:N] or batched+processes[:N]."
+    )
 
     def __post_init__(self) -> None:
         for name, kinds in _kinds().items():

@@ -4,10 +4,12 @@ import heapq
 import subprocess
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 
+import offbeat
 from offbeat.core.kernel import Updater, mixed
 from offbeat.core.layout import Array, Model
 from offbeat.core.rules import Mix
@@ -186,3 +188,15 @@ def test_runs_that_share_an_executor_get_the_bits_that_they_get_alone(digits: Ta
     shared.finish(jobs[5:6])
     assert [job.update.x_new.vector.tobytes() for job in jobs if job.update] == alone
     assert shared.report() == {"lanes_mean": 12.0, "programs": 2}
+
+
+def test_spread_over_processes_it_gives_the_bits_of_one_program() -> None:
+    def run(executor: str) -> dict[str, Any]:
+        return offbeat.simulate("digits", devices=40, in_flight_max=20, epochs=60, seed=3, executor=executor).summary
+
+    one, spread = run("batched"), run("batched+processes:2")
+    assert one["x_sha256"] == spread["x_sha256"]
+    assert (spread["executor"], spread["processes"]) == ("batched+processes:2", 2)
+    assert 1 < spread["lanes_mean"] <= one["lanes_mean"]
+    with pytest.raises(offbeat.OffbeatError, match="is unknown"):
+        run("inline+processes")

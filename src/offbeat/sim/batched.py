@@ -1,4 +1,5 @@
-"""Owns the executor that trains together, in one tensor program and one thread, whatever waits to be trained.
+"""Owns the executor that trains together, in one tensor program and one thread, whatever waits to be trained; or in
+one such program in each of several processes.
 
 Rules kept here:
 - Nothing is trained before a result is needed; then everything that was submitted and is not done is trained with it.
@@ -12,6 +13,7 @@ from typing import Protocol, runtime_checkable
 from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue
 from offbeat.sim.executors import Evaluation, Job, Pending
+from offbeat.sim.processes import Processes
 from offbeat.task import Task, Trained, Update, Work
 
 
@@ -34,15 +36,14 @@ def obstacle(task: Task) -> str | None:
 
 
 class Batched:
-    """Trains all that was submitted, together, when the first of it is needed."""
+    """Trains all that was submitted, together, when the first of it is needed: here, or spread over processes."""
 
-    name = "batched"
-
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, over: Processes | None = None) -> None:
         reason = obstacle(task)
         if reason is not None or not isinstance(task, Batchable):
             raise InvalidValue(f"this task cannot be batched: {reason}; use the executor `inline` or `processes`")
-        self.task = task
+        self.task, self.over = task, over
+        self.name = "batched" if over is None else f"batched+{over.name}"
         self.jobs = self.programs = 0
         self._waiting: dict[Job, None] = {}
 
@@ -67,7 +68,8 @@ class Batched:
         if not needed:
             return
         batch = [*(self._waiting | dict.fromkeys(needed))]
-        results, programs = self.task.train_many([(job.x_tau, job.work) for job in batch])
+        where: Batchable | Processes = self.over or self.task
+        results, programs = where.train_many([(job.x_tau, job.work) for job in batch])
         for job, (x_new, trained) in zip(batch, results, strict=True):
             job.update = Update(x_new.freeze(), job.work, trained)
         self._waiting.clear()
@@ -84,7 +86,10 @@ class Batched:
 
     def report(self) -> dict[str, float]:
         """How many runs of the program there were, and how many lanes of one were filled on average."""
-        return {"lanes_mean": self.jobs / max(self.programs, 1), "programs": self.programs}
+        lanes = {"lanes_mean": self.jobs / max(self.programs, 1), "programs": self.programs}
+        return lanes if self.over is None else lanes | self.over.report()
 
     def close(self) -> None:
-        """Nothing to end."""
+        """End the processes, if there are any."""
+        if self.over is not None:
+            self.over.close()

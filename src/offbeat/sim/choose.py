@@ -216,21 +216,26 @@ class Chosen(NamedTuple):
 
 def executor_of(task: Task, spec: str, *, parameters: int, in_flight_max: int) -> Chosen:
     """The executor that is named, or the one that suits; what a task cannot do is done inline, with a word."""
-    name, _, count = spec.partition(":")
+    together, plus, rest = spec.rpartition("+")
+    name, _, count = rest.partition(":")
+    processes = name == "processes" and (not count or (count.isdecimal() and int(count) > 0))
     try:
-        match name:
-            case "auto":
-                return Chosen(_suitable(task, parameters, in_flight_max))
-            case "inline" if not count:
-                return Chosen(Inline(task))
-            case "batched" if not count:
-                reason = obstacle(task)
-                return Chosen(Batched(task)) if reason is None else _instead(task, f"cannot be batched: {reason}")
-            case "processes" if not count or (count.isdecimal() and int(count)):
-                return Chosen(Processes(task, int(count) if count else None))
+        if spec == "auto":
+            return Chosen(_suitable(task, parameters, in_flight_max))
+        if spec == "inline":
+            return Chosen(Inline(task))
+        if spec == "batched" or (together == "batched" and processes):
+            reason = obstacle(task)
+            if reason is not None:
+                return _instead(task, f"cannot be batched: {reason}")
+            return Chosen(Batched(task, Processes(task, int(count) if count else None) if plus else None))
+        if processes and not plus:
+            return Chosen(Processes(task, int(count) if count else None))
     except CannotTravel as error:
         return _instead(task, str(error))
-    raise InvalidValue(f"executor {spec!r} is unknown; use auto, inline, batched, processes or processes:N")
+    raise InvalidValue(
+        f"executor {spec!r} is unknown; use auto, inline, batched, processes, processes:N or batched+processes[:N]"
+    )
 
 
 def _instead(task: Task, reason: str) -> Chosen:

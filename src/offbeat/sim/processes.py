@@ -98,10 +98,29 @@ class Processes:
             vector, carried, trained = job.future.result()
             job.update = Update(Model(job.x_tau.layout, vector, carried).freeze(), job.work, trained)
 
+    def train_many(self, jobs: Sequence[tuple[Model, Work]]) -> tuple[list[tuple[Model, Trained]], int]:
+        """Trainings of a task that can batch them, an equal part in each process; as its own `train_many`."""
+        size = -(-len(jobs) // self.count)
+        parts = [jobs[start : start + size] for start in range(0, len(jobs), size)]
+        layout = jobs[0][0].layout
+        sent = [
+            self._submit(layout, _train_many, [(x_tau.vector, x_tau.carried, work) for x_tau, work in part])
+            for part in parts
+        ]
+        try:
+            answers = [future.result() for future in sent]
+        except BrokenProcessPool as error:
+            raise _broken() from error
+        pushed = [(Model(layout, vector, carried), t) for results, _ in answers for vector, carried, t in results]
+        return pushed, sum(programs for _, programs in answers)
+
     def _send(self, function: Callable[..., Any], x: Model, *arguments: Any) -> "Future[Any]":
+        return self._submit(x.layout, function, x.vector, x.carried, *arguments)
+
+    def _submit(self, layout: Layout, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
         with environment(CHILD_ENVIRONMENT):
             try:
-                return self._children(x.layout).submit(function, x.vector, x.carried, *arguments)
+                return self._children(layout).submit(function, *arguments)
             except BrokenProcessPool as error:
                 raise _broken() from error
 
@@ -185,6 +204,14 @@ def _train(vector: Vector, carried: dict[str, Array], work: Work) -> Pushed:
     task, model = _received(vector, carried)
     trained = task.train(model, work)
     return model.vector, model.carried, trained
+
+
+def _train_many(jobs: list[tuple[Vector, dict[str, Array], Work]]) -> tuple[list[Pushed], int]:
+    """In a child: train together."""
+    received = [(_received(vector, carried), work) for vector, carried, work in jobs]
+    task: Any = received[0][0][0]
+    results, programs = task.train_many([(model, work) for (_, model), work in received])
+    return [(x_new.vector, x_new.carried, trained) for x_new, trained in results], programs
 
 
 def _evaluate(vector: Vector, carried: dict[str, Array]) -> dict[str, float]:

@@ -1,0 +1,43 @@
+"""The figures in the docs are what the committed curves say, and those are of today's settings."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from offbeat.reproduce.curves import Results
+from offbeat.reproduce.figures import _end
+from offbeat.reproduce.targets import target
+
+ROOT = Path(__file__).parents[2] / "docs"
+PAGE = ROOT / "reproduction.md"
+FOLDER = ROOT / "reproduction" / "laptop-text"
+DONE = sorted(file.stem for file in FOLDER.glob("*.json"))
+
+
+@pytest.mark.parametrize("name", DONE)
+def test_the_numbers_on_the_page_come_from_the_curves(name: str) -> None:
+    made, results = target(name), Results(FOLDER)
+    summary = json.loads((FOLDER / f"{name}.json").read_text())
+    page = PAGE.read_text()
+    assert f"reproduction/laptop-text/{name}.png" in page
+    ends = [end for curve in made.curves if (end := _end(curve, made, results))]
+    assert [end.label for end in ends] == [row["label"] for row in summary["curves"]]
+    for end, row in zip(ends, summary["curves"], strict=True):
+        assert end.mean == pytest.approx(row["mean"], rel=1e-6)
+        assert end.spread == pytest.approx(row["spread"], rel=1e-6, abs=1e-12)
+        shown = f"| {end.label} | {shown_value(end.mean, end.spread, made.metric)} |"
+        assert shown in page, shown
+
+
+def shown_value(mean: float, spread: float, metric: str) -> str:
+    """As the page writes it: percent, or perplexity."""
+    if metric == "accuracy":
+        return f"{100 * mean:.1f} ± {100 * spread:.1f} %"
+    return f"{mean:.1f} ± {spread:.1f}"
+
+
+@pytest.mark.parametrize("name", DONE)
+def test_every_curve_has_all_its_seeds(name: str) -> None:
+    for curve in target(name).curves:
+        assert set(Results(FOLDER).points(curve)) >= set(curve.seeds), curve.label
