@@ -4,9 +4,11 @@ What is found is a task, or a function that makes one; such a function is given 
 takes. The task remembers how it was made, so that another process can make it again.
 """
 
+import hashlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +20,7 @@ from offbeat.task import Task
 
 BUILT_IN = {name: (f"offbeat.tasks.{name}", name) for name in ("digits", "cifar10", "wikitext2")}
 DEFAULT_NAME = "task"
+DIGEST_LETTERS = 12
 OFFERED = ("devices", "partition", "partition_sizes", "seed", "width", "vocabulary", "test_max")
 """Settings that a function which makes a task is given, if it takes them."""
 OVERRIDES = (
@@ -31,7 +34,20 @@ def load(spec: str, settings: Settings) -> Task:
     """The task that this names, with the settings that concern it."""
     task = adapted(_made(spec, settings), settings)
     task.recipe = (load, (spec, settings), {})  # type: ignore[attr-defined]
+    task.identity = identity(spec)  # type: ignore[attr-defined]
     return task
+
+
+def identity(task: Task | str) -> str:
+    """What a run's folder calls its task: a built-in name, or a file with the digest of its contents."""
+    if not isinstance(task, str):
+        own: str = getattr(task, "identity", f"{type(task).__module__}.{type(task).__qualname__}")
+        return own
+    path, _, name = task.partition(":")
+    if path in BUILT_IN:
+        return path
+    contents = Path(path).read_bytes() if Path(path).is_file() else b""
+    return f"{Path(path).name}:{name or DEFAULT_NAME} {hashlib.sha256(contents).hexdigest()[:DIGEST_LETTERS]}"
 
 
 def takes_seed(spec: str) -> bool:
@@ -63,15 +79,29 @@ def _ask(task: Task, method: str, why: str) -> Any:
 def _made(spec: str, settings: Settings) -> Task:
     found = _found(spec)
     if isinstance(found, Task) and not inspect.isclass(found):
+        _refuse_unused(spec, settings, taken=())
         return found
     if not callable(found):
         raise InvalidValue(f"{spec}: {found!r} is neither a task nor a function that makes one")
     accepted = inspect.signature(found).parameters
+    _refuse_unused(spec, settings, taken=accepted)
     arguments = {name: value for name in OFFERED if name in accepted and (value := getattr(settings, name)) is not None}
     task = partial(found, **arguments)()
     if not isinstance(task, Task):
         raise InvalidValue(f"{spec} made {task!r}, which is no task: it needs initial, train and evaluate")
+    if "devices" in accepted and getattr(task, "devices", None) is None:
+        task.made_for = arguments.get("devices", accepted["devices"].default)  # type: ignore[attr-defined]
     return task
+
+
+def _refuse_unused(spec: str, settings: Settings, taken: Collection[str]) -> None:
+    """A setting that would change nothing is refused: one would believe in it."""
+    plain = Settings()
+    for name in OFFERED:
+        if name in ("devices", "seed") or name in taken:
+            continue
+        if getattr(settings, name) != getattr(plain, name):
+            raise InvalidValue(f"{name} is set, but task {spec} does not take it; leave it out")
 
 
 def _found(spec: str) -> Any:
@@ -98,6 +128,9 @@ def _imported(path: Path) -> ModuleType:
         raise InvalidValue(f"{path} cannot be imported")
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module  # dataclasses and pickle look a class's module up there
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # it may import what lies beside it
     try:
         found.loader.exec_module(module)
     except OffbeatError:

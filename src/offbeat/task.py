@@ -91,4 +91,17 @@ def solve(task: Task, x_tau: Model, work: Work) -> Update:
     """Let a task train on its own copy of x_tau; x_tau itself is not touched."""
     x_new = x_tau.copy()
     trained = task.train(x_new, work)
+    if not isinstance(trained, Trained):
+        raise InvalidValue(f"`train` must return offbeat.Trained(samples, gradients), not {trained!r}")
     return Update(x_new.freeze(), work, trained)
+
+
+def evaluate(task: Task, model: Model) -> Mapping[str, float]:
+    """What a task measures of a global model, as names and numbers."""
+    metrics = task.evaluate(model)
+    if not isinstance(metrics, Mapping):
+        raise InvalidValue(f"`evaluate` must return a mapping of names to numbers, not {metrics!r}")
+    try:
+        return {str(name): float(value) for name, value in metrics.items()}
+    except (TypeError, ValueError):
+        raise InvalidValue(f"`evaluate` must return numbers, not {dict(metrics)!r}") from None

@@ -155,3 +155,18 @@ def test_a_run_that_is_stopped_goes_on_and_ends_with_the_same_bits(tmp_path: Pat
     whole = simulated("--epochs", "600", "--executor", "inline")
     resumed = simulated("--epochs", "600", "--executor", "inline", "--dir", str(tmp_path / "run"))
     assert resumed["x_sha256"] == whole["x_sha256"]
+
+
+def test_what_goes_wrong_in_a_task_is_one_line_that_says_where(tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(
+        "import numpy as np\n"
+        "class Broken:\n"
+        "    def initial(self, seed): return {'x': np.zeros(2, np.float32)}\n"
+        "    def train(self, model, work): raise ValueError('no luck')\n"
+        "    def evaluate(self, model): return {}\n"
+        "task = Broken()\n"
+    )
+    result = offbeat("simulate", str(file), "--epochs", "3")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == "Error: ValueError: no luck (broken.py:4)"

@@ -29,7 +29,7 @@ def test_python_blocks_run_and_print_what_the_text_block_after_them_says() -> No
             continue
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(code, "README.md", "exec"), {})  # noqa: S102 (it is our own README)
+            exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})  # noqa: S102 (it is our own README)
         if following[0] == "text":
             assert printed.getvalue() == following[1]
         ran += 1

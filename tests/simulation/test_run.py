@@ -84,7 +84,7 @@ def test_a_folder_holds_everything_about_its_run(tmp_path: Path) -> None:
     assert folder.state == "finished"
     assert folder.summary is not None
     assert folder.summary["x_sha256"] == run.summary["x_sha256"]
-    assert folder.settings == run.summary["settings"]
+    assert folder.settings == {"task": run.summary["task"], **run.summary["settings"]}
     applied = [decision for decision in folder.ledger().decisions() if decision.mix]
     assert applied == run.ledger
     assert np.array_equal(folder.model(run.x.layout).vector, run.x.vector)
@@ -234,3 +234,84 @@ def test_your_own_rule_and_staleness_function(tmp_path: Path) -> None:
     assert run.summary["settings"]["staleness_fn"] == "custom:patient"
     own = offbeat.Rule("halves", lambda _facts, memory: (offbeat.Mix(0.5, 0.5, 0.0, True), memory))
     assert simulate(rule=own, epochs=9).summary["settings"]["rule"] == "halves"
+
+
+def test_a_folder_knows_its_task(tmp_path: Path) -> None:
+    """The same settings with another task, or with a file that was changed, are another run."""
+    file = tmp_path / "mine.py"
+    file.write_text(NUMPY_TASK)
+    offbeat.simulate(file, epochs=5, dir=tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    file.write_text(NUMPY_TASK.replace("/ 2", "/ 3"))
+    with pytest.raises(offbeat.OffbeatError, match=r"task is .*mine\.py:task"):
+        offbeat.simulate(str(file), epochs=5, dir=tmp_path / "run")
+    assert RunFolder.open(tmp_path / "run").settings["task"].startswith("mine.py:task ")
+
+
+def test_a_task_file_may_import_its_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "beside_it.py").write_text("HALF = 2\n")
+    (tmp_path / "mine.py").write_text("from beside_it import HALF\n" + NUMPY_TASK.replace("/ 2", "/ HALF"))
+    assert offbeat.simulate(tmp_path / "mine.py", epochs=3).summary["t"] == 3
+
+
+def test_a_setting_that_would_change_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(NUMPY_TASK)
+    with pytest.raises(offbeat.OffbeatError, match=r"partition is set, but task .* does not take it"):
+        offbeat.simulate(tmp_path / "mine.py", partition="dirichlet:0.3")
+    with pytest.raises(offbeat.OffbeatError, match="width is set, but task digits"):
+        offbeat.simulate("digits", width=3)
+    with pytest.raises(offbeat.OffbeatError, match="over_selection is for groups"):
+        simulate(over_selection=1.5)
+
+
+def test_a_function_that_makes_a_task_for_some_devices_is_taken_at_its_word(tmp_path: Path) -> None:
+    code = NUMPY_TASK.replace("task = Pull()", "def task(devices=7):\n    return Pull()")
+    (tmp_path / "mine.py").write_text(code)
+    assert offbeat.simulate(tmp_path / "mine.py", epochs=3).summary["settings"]["devices"] == 7
+    assert offbeat.simulate(tmp_path / "mine.py", epochs=3, devices=4).summary["settings"]["devices"] == 4
+
+
+def test_a_run_in_which_nothing_can_be_trained_can_be_stopped() -> None:
+    """A device that is there for a tenth of a second at a time never finishes a task of one second."""
+    settings = Settings(availability=0.1, availability_period_s=1.0, device_model="constant", epochs=5)
+    simulation = Simulation(TASK, settings)
+    for _ in range(3):
+        assert simulation.advance() == []
+    assert not simulation.finished
+
+
+@pytest.mark.parametrize("answer", ["None", "(1, 2)"])
+def test_a_task_that_returns_something_else_is_told_what_to_return(answer: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(NUMPY_TASK.replace("Trained(samples=1, gradients=1)", answer))
+    with pytest.raises(offbeat.OffbeatError, match=r"must return offbeat\.Trained"):
+        offbeat.simulate(tmp_path / "mine.py", epochs=3)
+    (tmp_path / "other.py").write_text(NUMPY_TASK.replace('{"x": float(model["x"][0])}', answer))
+    with pytest.raises(offbeat.OffbeatError, match="must return a mapping"):
+        offbeat.simulate(tmp_path / "other.py", epochs=3)
+
+
+@pytest.mark.parametrize("nothing", [None, object()])
+def test_what_is_no_task_is_refused(nothing: Any) -> None:
+    with pytest.raises(offbeat.OffbeatError, match="is no task"):
+        offbeat.simulate(nothing)
+
+
+NUMPY_TASK = """
+import numpy as np
+from offbeat import Trained
+
+
+class Pull:
+    def initial(self, seed):
+        return {"x": np.full(3, 1.0, np.float32)}
+
+    def train(self, model, work):
+        model["x"][:] = model["x"] / 2
+        return Trained(samples=1, gradients=1)
+
+    def evaluate(self, model):
+        return {"x": float(model["x"][0])}
+
+
+task = Pull()
+"""

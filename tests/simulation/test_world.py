@@ -88,6 +88,8 @@ def lease(task: int, device: int, number: int) -> Lease:
         ({"down_mbps": 0}, "down_mbps is 0"),
         ({"up_mbps": "-3"}, "up_mbps is -3"),
         ({"up_mbps": "fast"}, "up_mbps is 'fast' but must be a number, uniform:LO,HI"),
+        ({"down_mbps": "uniform:0,0"}, "at least a byte per second"),
+        ({"down_mbps": 1e-300}, "at least a byte per second"),
         ({"dropout": 1}, r"dropout is 1.0 but must lie in \[0, 1\)"),
         ({"dropout": "uniform:0,1"}, r"dropout is 'uniform:0,1' but must lie in \[0, 1\) on every device"),
         ({"dropout": "lognormal:1"}, "dropout"),
@@ -116,6 +118,12 @@ def test_a_distribution_that_cannot_be_read_is_no_distribution(spec: str) -> Non
         distribution(spec)
 
 
+@pytest.mark.parametrize("spec", ["lognormal:1000", "pareto:0.001"])
+def test_however_wide_a_distribution_is_its_values_can_be_counted(spec: str) -> None:
+    values = [distribution(spec).inverse(u) for u in (1e-16, 0.5, 1 - 1e-16)]
+    assert all(0 < value < 1e30 for value in values)
+
+
 def test_a_device_may_have_several_tasks() -> None:
     run = simulate(tasks_per_device=2, in_flight_max=12, epochs=200)
     open_at_once = max(
@@ -131,14 +139,17 @@ def test_a_device_may_have_several_tasks() -> None:
 
 
 def test_a_slow_server_worked_out_by_hand() -> None:
-    """Three devices arrive at 2; the server mixes one per second, and two may wait: the third comes back at 2.5."""
+    """Three devices arrive at 2; the server mixes one per second, and two may wait: the third comes back until 3."""
     plan = Plan(3, queue_max=2, retry_after_s=0.5, epochs=3)
     run = Played(offbeat.fedasync(0.5), fleet(2.0, 2.0, 2.0), plan, mix_s=1.0)
-    assert [(d.at, d.t, d.staleness) for d in run.decisions] == [(2.0, 1, 0), (2.0, 2, 1), (3.0, 3, 2)]
+    assert [(d.t, d.staleness) for d in run.decisions] == [(1, 0), (2, 1), (3, 2)]
+    assert [d.at for d in run.decisions[:2]] == [2.0, 2.0]
+    assert 3.0 <= run.decisions[2].at < 3.75
+    refused = run.answered.count(Outcome.BUSY)
+    assert 1 <= refused <= 4
     applied, busy, finished = Outcome.APPLIED, Outcome.BUSY, Outcome.FINISHED
-    assert run.answered == [applied, applied, busy, busy, applied, finished, finished]
+    assert run.answered == [applied, applied, *[busy] * refused, applied, finished, finished]
     assert run.published == [(3.0, 1), (4.0, 2), (5.0, 3)]
-    assert run.coordinator.at == 5.0
 
 
 def test_a_lease_starts_from_what_is_published_while_others_wait_to_be_mixed() -> None:
@@ -222,6 +233,15 @@ def test_gamma_and_alpha_change_at_their_epochs() -> None:
 def test_a_plateau_must_be_of_a_metric_that_there_is() -> None:
     with pytest.raises(InvalidValue, match="looks at 'loss' but the task's metrics are x"):
         offbeat.simulate(Rated(TASK.centres, TASK.shrink), gamma_schedule="plateau:loss,0.5", epochs=5)
+
+
+def test_a_schedule_holds_beside_a_staleness_function_of_your_own() -> None:
+    run = simulate(alpha=0.8, alpha_schedule="step:5,0.5", staleness_fn=lambda _s: 1.0, epochs=8)
+    assert [d.mix.new for d in run.ledger if d.mix] == [0.8] * 4 + [0.4] * 4
+    with pytest.raises(InvalidValue, match="give one of them"):
+        simulate(alpha=lambda _t: 0.5, alpha_schedule="step:5,0.5")
+    with pytest.raises(InvalidValue, match="give one of them"):
+        simulate(gamma=lambda _t, _e: 0.5, gamma_schedule="step:5,0.5")
 
 
 def test_alpha_may_be_a_function_of_t_also_in_a_folder(tmp_path: Path) -> None:

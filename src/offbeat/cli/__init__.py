@@ -59,7 +59,7 @@ def demo(folder: Path, devices: int, in_flight_max: int, virtual_s: float, seed:
 @JSON
 @settings_options
 def simulate(task: str, folder: Path | None, as_json: bool, settings_file: Path | None, **flags: Any) -> None:
-    """Simulate TASK under a virtual clock: digits, or path.py[:name]."""
+    """Simulate TASK under a virtual clock: digits, cifar10, wikitext2, or path.py[:name]."""
     from offbeat.cli.simulate import simulate as run
 
     run(task, settings_of(settings_file, flags), folder, as_json=as_json)

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from offbeat.cli.simulate import INTERRUPTED, stopping
-from offbeat.errors import MissingExtra
+from offbeat.errors import MissingExtra, OffbeatError
 from offbeat.reproduce.curves import Results
 from offbeat.reproduce.paper import As
 from offbeat.reproduce.run import run_target
@@ -31,6 +31,10 @@ def reproduce(
     except ModuleNotFoundError as error:
         raise MissingExtra(str(error.name), "demo") from error
     results = Results(folder)
+    try:
+        results.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OffbeatError(f"cannot write to {folder}: {error.strerror}; choose another folder with --dir") from error
     try:
         _run(wanted, results, work, processes)
     except Stop:
@@ -64,7 +68,7 @@ def _table(wanted: Target, ends: list[dict[str, object]]) -> Table:
     for end in ends:
         table.add_row(
             str(end["label"]),
-            f"{end['mean']:.4f} ± {end['spread']:.4f}",
+            f"{end['mean']:.4f}" + (f" ± {end['spread']:.4f}" if end["seeds"] != 1 else ""),
             f"{end['best']:.4f}",
             f"{end['gradients']:,}",
             str(end["seeds"]),

@@ -10,16 +10,26 @@ from typing import Any
 import click
 
 from offbeat.cli.progress import Bar
+from offbeat.errors import OffbeatError
 from offbeat.settings import Settings
 from offbeat.sim.run import RESULTS, Simulation, Stop
-from offbeat.sim.share import draw
+from offbeat.sim.share import described, draw
 from offbeat.storage.json_file import plain
 
 INTERRUPTED = 130
 
 
 def simulate(task: str, settings: Settings, folder: Path | None, *, as_json: bool) -> None:
-    """Run and report."""
+    """Run and report; what goes wrong in the user's task is one line that says where."""
+    try:
+        _simulate(task, settings, folder, as_json=as_json)
+    except (OffbeatError, click.ClickException):
+        raise
+    except Exception as error:
+        raise OffbeatError(described(error, task)) from error
+
+
+def _simulate(task: str, settings: Settings, folder: Path | None, *, as_json: bool) -> None:
     simulation = Simulation.of(task, settings, folder=folder)
     if simulation.word:
         click.echo(simulation.word, err=True)

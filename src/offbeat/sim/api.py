@@ -9,13 +9,14 @@ from offbeat.core.rules import Rule, Schedule
 from offbeat.errors import InvalidValue
 from offbeat.protocol.scheduler import GammaSchedule
 from offbeat.settings import Settings
+from offbeat.sim import choose
 from offbeat.sim.run import Run, Simulation
 from offbeat.sim.share import draw
 from offbeat.task import Task
 
 
 def simulate(
-    task: Task | str,
+    task: Task | Path | str,
     *,
     rule: Rule | str = "fedasync",
     alpha: float | Schedule | None = None,
@@ -34,6 +35,7 @@ def simulate(
     own_rule = _rule(values, rule, alpha, staleness_fn)
     own_gamma = gamma if callable(gamma) else None
     if own_gamma is not None:
+        _refuse_both("gamma", values)
         values["gamma_schedule"] = f"custom:{_name(own_gamma)}"
     else:
         values["gamma"] = gamma
@@ -61,15 +63,20 @@ def _rule(
     if staleness_fn is not None:
         values["staleness_fn"] = s.spec if s is not None else staleness_fn
     if callable(alpha):
+        _refuse_both("alpha", values)
         values["alpha_schedule"] = f"custom:{_name(alpha)}"
     elif alpha is not None:
         values["alpha"] = alpha
     if s is None and not callable(alpha):
         return None
-    wanted = Settings.of({name: value for name, value in values.items() if name in ("alpha", "staleness_fn")})
-    return rules.from_spec(
-        rule, alpha if callable(alpha) else wanted.alpha, s or staleness.from_spec(wanted.staleness_fn)
-    )
+    wanted = Settings.of({name: values[name] for name in ("alpha", "alpha_schedule", "staleness_fn") if name in values})
+    alpha_at = alpha if callable(alpha) else choose.alpha_of(wanted)
+    return rules.from_spec(rule, alpha_at, s or staleness.from_spec(wanted.staleness_fn))
+
+
+def _refuse_both(name: str, values: dict[str, Any]) -> None:
+    if f"{name}_schedule" in values:
+        raise InvalidValue(f"{name} is a function of your own and {name}_schedule is set as well; give one of them")
 
 
 def _name(function: Callable[..., Any]) -> str:

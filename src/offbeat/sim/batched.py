@@ -14,7 +14,7 @@ from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue
 from offbeat.sim.executors import Evaluation, Job, Pending
 from offbeat.sim.processes import Processes
-from offbeat.task import Task, Trained, Update, Work
+from offbeat.task import Task, Trained, Update, Work, evaluate
 
 
 @runtime_checkable
@@ -61,7 +61,7 @@ class Batched:
         """Evaluate what is asked for; train these jobs and everything else that waits."""
         for job in jobs:
             if isinstance(job, Evaluation):
-                job.metrics = job.metrics or self.task.evaluate(job.x)
+                job.metrics = job.metrics or evaluate(self.task, job.x)
         self._train([job for job in jobs if isinstance(job, Job) and not job.done])
 
     def _train(self, needed: Sequence[Job]) -> None:
@@ -82,7 +82,7 @@ class Batched:
 
     def evaluate(self, model: Model) -> Mapping[str, float]:
         """Here and now."""
-        return self.task.evaluate(model)
+        return evaluate(self.task, model)
 
     def report(self) -> dict[str, float]:
         """How many runs of the program there were, and how many lanes of one were filled on average."""

@@ -32,10 +32,11 @@ NOT_FINITE_PER_TASK = 10
 
 def rule_of(settings: Settings) -> Rule:
     """The mixing rule."""
-    return rules.from_spec(settings.rule, _alpha(settings), staleness.from_spec(settings.staleness_fn))
+    return rules.from_spec(settings.rule, alpha_of(settings), staleness.from_spec(settings.staleness_fn))
 
 
-def _alpha(settings: Settings) -> float | rules.Schedule:
+def alpha_of(settings: Settings) -> float | rules.Schedule:
+    """alpha, or its schedule."""
     name, _, rest = settings.alpha_schedule.partition(":")
     epoch, _, factor = rest.partition(",")
     if name == "constant" and not rest:
@@ -57,7 +58,9 @@ def devices_of(task: Task, settings: Settings) -> int:
     if settings.on_one_machine:
         return 1
     own: int | None = getattr(task, "devices", None)
-    devices = settings.devices if settings.devices is not None else own or DEVICES
+    made_for = getattr(task, "made_for", None)
+    usual = made_for if isinstance(made_for, int) else DEVICES
+    devices = settings.devices if settings.devices is not None else own or usual
     if devices < 1 or (own is not None and devices > own):
         raise InvalidValue(f"devices is {devices} but must lie in 1..{own or 'any number'}, what the task has data for")
     return devices
@@ -133,6 +136,9 @@ def scheduler_of(
         local_iterations_min=settings.local_iterations_min,
         local_iterations_max=settings.local_iterations_max,
     )
+    for name in ("over_selection", "group_deadline_s"):
+        if not rule.group and getattr(settings, name) != getattr(Settings(), name):
+            raise InvalidValue(f"{name} is for groups, and rule {rule.spec} has none; leave it out, or use fedavg:K")
     if scheduler.quota > devices:
         raise InvalidValue(f"a group starts {scheduler.quota} tasks on different devices, but there are {devices}")
     return scheduler

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.loading import identity
 from offbeat.sim.children import run_shares
 from offbeat.sim.comparison import Comparison, Row, refuse_unknown_metric
 from offbeat.sim.lending import Executors
@@ -42,7 +43,10 @@ def compare(
     """
     spec, folder = Spec.of(spec), Path(folder)
     entries = spec.entries(folder)
-    waiting = [entry for entry in entries if not _is_done(entry)]
+    if (folder / SETTINGS).exists():
+        raise InvalidValue(f"{folder} is the folder of a run; choose another --dir for the comparison")
+    task = identity(spec.task)
+    waiting = [entry for entry in entries if not _is_done(entry, task)]
     done = len(entries) - len(waiting)
     shares = _shares(waiting, processes)
     on_progress(done, len(entries))
@@ -94,11 +98,13 @@ def _run(
     return run_shares(task_spec, shares, tell, pictures=pictures)
 
 
-def _is_done(entry: Entry) -> bool:
+def _is_done(entry: Entry, task: str) -> bool:
     """Finished, and with these settings; with others the folder must not be used."""
     if not (entry.folder / SETTINGS).exists():
         return False
     there = RunFolder.open(entry.folder).settings
+    if there.get("task") != task:
+        raise InvalidValue(f"{entry.folder} holds a run of task {there.get('task')}, not {task}; choose another --dir")
     for name, value in plain(entry.settings.as_dict()).items():
         if not _filled_in(name, value, entry) and there.get(name) != value:
             raise InvalidValue(

@@ -104,7 +104,7 @@ class Comparison:
             t=mean(summary["t"] for summary in summaries),
             gradients=mean(summary["gradients"] for summary in summaries),
             virtual_s=mean(summary["virtual_s"] for summary in summaries),
-            bytes=mean(curve[-1].bytes for curve in self.curves[name]),
+            bytes=mean(summary["bytes_down"] + summary["bytes_up"] for summary in summaries),
             staleness=mean(summary["staleness_mean"] for summary in summaries),
             lanes_mean=mean(lanes) if lanes else None,
         )

@@ -153,7 +153,10 @@ def _rate(name: str, megabits: float | str | None) -> Distribution | None:
         return None
     if not isinstance(megabits, str) and not 0 < megabits < math.inf:
         raise InvalidValue(f"{name} is {megabits!r} but must be > 0 Mbit/s")
-    return within(name, megabits, 0.0, math.inf, "be > 0 Mbit/s").times(BYTES_PER_MEGABIT)
+    found = within(name, megabits, 0.0, math.inf, "be > 0 Mbit/s")
+    if not found.high * BYTES_PER_MEGABIT > 1.0:
+        raise InvalidValue(f"{name} is {megabits!r} but must be > 0 Mbit/s, and at least a byte per second")
+    return found.times(BYTES_PER_MEGABIT)
 
 
 def _share(name: str, spec: float | str | None, low: float, high: float, meaning: str) -> Distribution | None:

@@ -11,6 +11,7 @@ from statistics import NormalDist
 from offbeat.errors import InvalidValue
 
 ALLOWED = "a number, uniform:LO,HI, lognormal:S, pareto:A or exponential[:M], and FACTOR* before any of them"
+EXPONENT_MAX = 50.0
 _NORMAL = NormalDist()
 
 
@@ -66,7 +67,7 @@ def _constant(value: float = 1.0) -> Distribution:
 
 def _lognormal(sigma: float) -> Distribution:
     _positive(sigma, or_zero=True)
-    return Distribution(lambda u: math.exp(sigma * _NORMAL.inv_cdf(u)), 0.0, math.inf)
+    return Distribution(lambda u: _exp(sigma * _NORMAL.inv_cdf(u)), 0.0, math.inf)
 
 
 def _exponential(mean: float = 1.0) -> Distribution:
@@ -82,7 +83,12 @@ def _uniform(low: float, high: float) -> Distribution:
 
 def _pareto(shape: float) -> Distribution:
     _positive(shape)
-    return Distribution(lambda u: u ** (-1.0 / shape), 1.0, math.inf)
+    return Distribution(lambda u: _exp(-math.log(u) / shape), 1.0, math.inf)
+
+
+def _exp(number: float) -> float:
+    """Within what a clock can count: from a nanosecond to longer than the universe is old."""
+    return math.exp(max(-EXPONENT_MAX, min(EXPONENT_MAX, number)))
 
 
 def _positive(number: float, *, or_zero: bool = False) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from offbeat.core.layout import Model
-from offbeat.task import Task, Update, Work, solve
+from offbeat.task import Task, Update, Work, evaluate, solve
 
 
 class Job:
@@ -105,7 +105,7 @@ class Inline:
         """Train and evaluate now."""
         for job in jobs:
             if isinstance(job, Evaluation):
-                job.metrics = job.metrics or self.task.evaluate(job.x)
+                job.metrics = job.metrics or evaluate(self.task, job.x)
             else:
                 job.update = job.update or solve(self.task, job.x_tau, job.work)
 
@@ -114,7 +114,7 @@ class Inline:
 
     def evaluate(self, model: Model) -> Mapping[str, float]:
         """Here and now."""
-        return self.task.evaluate(model)
+        return evaluate(self.task, model)
 
     def report(self) -> dict[str, float]:
         """Nothing to tell."""

@@ -22,7 +22,7 @@ from typing import Any
 from offbeat.core.layout import Array, Layout, Model, Vector
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.sim.executors import Evaluation, Job, Pending
-from offbeat.task import Task, Trained, Update, Work
+from offbeat.task import Task, Trained, Update, Work, evaluate
 
 PROCESSES_MAX = 256
 CHILD_ENVIRONMENT = {
@@ -138,7 +138,7 @@ class Processes:
 
     def evaluate(self, model: Model) -> Mapping[str, float]:
         """Here, while the others work."""
-        return self.task.evaluate(model)
+        return evaluate(self.task, model)
 
     def report(self) -> dict[str, float]:
         """How many processes there were."""
@@ -217,7 +217,7 @@ def _train_many(jobs: list[tuple[Vector, dict[str, Array], Work]]) -> tuple[list
 def _evaluate(vector: Vector, carried: dict[str, Array]) -> dict[str, float]:
     """In a child: evaluate."""
     task, model = _received(vector, carried)
-    return dict(task.evaluate(model))
+    return dict(evaluate(task, model))
 
 
 def _received(vector: Vector, carried: dict[str, Array]) -> tuple[Task, Model]:

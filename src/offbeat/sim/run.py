@@ -19,7 +19,7 @@ from offbeat.core.kernel import Updater
 from offbeat.core.layout import Model
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue, MissingExtra
-from offbeat.loading import adapted, load
+from offbeat.loading import adapted, identity, load
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Command, Decision, Evaluated, Event
 from offbeat.protocol.scheduler import GammaSchedule, Scheduler
@@ -39,11 +39,13 @@ from offbeat.storage.run_folder import RunFolder
 from offbeat.task import Task, start
 
 CHECKPOINT_EVERY_S = 30.0
+EVENTS_AT_ONCE = 5_000
+"""Events after which a run that needs no training still lets others have a look: it may be asked to stop."""
 BYTES_PER_FLOAT = 4
 RESULTS = (
     *("t", "epochs", "applied", "gradients", "virtual_s", "wall_s", "staleness_mean", "staleness_largest"),
     *("x_sha256", "bytes_down", "bytes_up", "ended", "executor", "lanes_mean", "programs", "processes"),
-    *("dir", "settings"),
+    *("dir", "task", "settings"),
 )
 """What a summary says; a task's metrics must have other names."""
 
@@ -118,7 +120,8 @@ class Simulation:
         )
         self.metrics_0 = self.executor.evaluate(self.x_0)
         self._check_metrics(scheduler)
-        self.folder = RunFolder.begin(folder, self.settings.as_dict()) if folder is not None else None
+        recorded = {"task": identity(task), **self.settings.as_dict()}
+        self.folder = RunFolder.begin(folder, recorded) if folder is not None else None
         self.ledger: Ledger | None = self.folder.ledger() if self.folder else None
         self._checkpointed = time.monotonic()
         try:
@@ -128,8 +131,13 @@ class Simulation:
             raise
 
     @classmethod
-    def of(cls, task: Task | str, settings: Settings, **options: Any) -> Self:
+    def of(cls, task: Task | Path | str, settings: Settings, **options: Any) -> Self:
         """A run of a task given by name, by file or as an object."""
+        task = str(task) if isinstance(task, Path) else task
+        if not isinstance(task, str | Task):
+            raise InvalidValue(
+                f"{task!r} is no task: give a name, a path, or an object with initial, train and evaluate"
+            )
         return cls(load(task, settings) if isinstance(task, str) else adapted(task, settings), settings, **options)
 
     # --- running -----------------------------------------------------------------------------------------------------
@@ -147,7 +155,7 @@ class Simulation:
 
     def advance(self) -> list[Pending]:
         """Go on; returns what must be done before the next call."""
-        jobs = self.engine.advance()
+        jobs = self.engine.advance(handled_max=self.engine.handled + EVENTS_AT_ONCE)
         if self.folder and not self.finished and time.monotonic() - self._checkpointed > CHECKPOINT_EVERY_S:
             self.checkpoint()
         return jobs
@@ -272,5 +280,6 @@ class Simulation:
             "executor": self.executor.name,
             **self.executor.report(),
             "dir": str(self.folder.path) if self.folder else None,
+            "task": identity(self.task),
             "settings": self.settings.as_dict(),
         }

@@ -21,7 +21,7 @@ from offbeat.protocol.messages import (
 )
 from offbeat.sim.devices import DeviceModel
 
-LOST, STALENESS, DEVICE = 0x6C6F_7374, 0x7374_616C, 0x6465_7669
+LOST, STALENESS, DEVICE, RETRY = 0x6C6F_7374, 0x7374_616C, 0x6465_7669, 0x7265_7472
 ATTEMPT_BITS = 20
 
 
@@ -82,6 +82,7 @@ class Fleet:
         """Workers that lost their task and will ask again by themselves."""
         self._attempts: dict[int, int] = {}
         """How often a worker lost the task that it has."""
+        self._turned_away = 0
 
     def opening(self) -> Iterator[Happening]:
         """Everybody is there from the start."""
@@ -109,7 +110,7 @@ class Fleet:
     def answered(self, answer: AnswerPush, at: float) -> Iterator[Happening]:
         """Whoever was told to come back pushes again; everybody else asks for the next task."""
         if answer.outcome is Outcome.BUSY:
-            yield Arrival(at + (answer.retry_after_s or 1.0), self._pushed[answer.task])
+            yield Arrival(at + self._patience(answer), self._pushed[answer.task])
             return
         self._pushed.pop(answer.task, None)
         yield from self._free(answer.worker, at)
@@ -120,6 +121,12 @@ class Fleet:
         if lease.worker in self._away:
             return
         yield from self._free(lease.worker, at)
+
+    def _patience(self, answer: AnswerPush) -> float:
+        """About as long as it was told, each a little differently, so that those who were turned away spread."""
+        self._turned_away += 1
+        jitter = draws.uniform(self.seed, RETRY, answer.task, self._turned_away)
+        return (answer.retry_after_s or 1.0) * (0.5 + jitter)
 
     def _unlucky(self, lease: Lease) -> bool:
         """Drawn for this device, task and attempt, so another device changes nothing about it."""
