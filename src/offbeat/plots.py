@@ -75,7 +75,7 @@ def _of_run(
         return None  # nothing was measured, so there is nothing to draw
     metric = metric or names[-1]
     figure = Figure(figsize=(10, 4), dpi=120)  # margins by hand: working them out takes longer than the rest
-    figure.subplots_adjust(left=0.07, right=0.94, bottom=0.13, top=0.92, wspace=0.16)
+    figure.subplots_adjust(left=0.09, right=0.94, bottom=0.13, top=0.92, wspace=0.18)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     left.plot([point.at for point in points], _values(points, metric), color=COLOURS[0], linewidth=2)
     left.set(xlabel=AXES["virtual time"].label, ylabel=metric, title=f"{rule}: {metric}")
@@ -90,12 +90,13 @@ def staleness(axes: Axes, decisions: Sequence[Decision]) -> None:
     largest = max(1, int(np.percentile(seen, 99))) if seen else 1
     counts = np.bincount(np.asarray(seen, dtype=np.int64), minlength=largest + 1)[: largest + 1]
     axes.stairs(counts, np.arange(largest + 2) - 0.5, fill=True, color=BARS)
-    axes.set(xlabel="staleness (versions)", ylabel="updates (bars)", title="How stale, and what weight")
+    cut = f"; {max(seen)} at most" if seen and max(seen) > largest else ""
+    axes.set(xlabel=f"staleness (versions{cut})", ylabel="updates (bars)", title="How stale, and what weight")
     axes.set_xlim(-0.5, largest + 0.5)
     dots = sorted({(decision.staleness, decision.mix.new if decision.mix else 0.0) for decision in decisions})
     right = axes.twinx()
     right.plot([dot[0] for dot in dots], [dot[1] for dot in dots], ".", color=COLOURS[0], markersize=4)
-    right.set_ylabel("alpha_t of each update (dots)", color=COLOURS[0])
+    right.set_ylabel("coefficient of x_new (dots)", color=COLOURS[0])
     right.set_ylim(0, 1.05)
 
 

@@ -161,7 +161,14 @@ def test_every_message_has_its_row_and_nothing_else(tmp_path: Path) -> None:
             ledger.record(event, commands)
         found = [{name: value for name, value in row._asdict().items() if value is not None} for row in ledger.rows()]
     assert found == [{"sequence": n, "at": 9.0, **row} for n, row in enumerate(expected, 1)]
-    assert {row["kind"] for row in expected} == set(KINDS)
+    assert {row["kind"] for row in expected} == set(KINDS) - {"lost"}
+
+
+def test_what_was_lost_is_recorded(ledger: Ledger) -> None:
+    ledger.record_lost(3.0, task=7, decision=12)
+    (row,) = ledger.rows("lost")
+    assert (row.at, row.task, row.decision) == (3.0, 7, 12)
+    assert as_event(row) is None
 
 
 def test_what_follows_from_the_rest_is_recorded_only_on_demand(ledger: Ledger, tmp_path: Path) -> None:

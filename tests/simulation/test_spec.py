@@ -138,3 +138,10 @@ def test_the_spec_that_ships_is_sound() -> None:
     assert spec.reach == "FedAvg"
     assert len(spec.seeds) == 5
     assert {settings["in_flight_max"] for settings in spec.methods.values()} == {32}
+
+
+def test_under_a_grid_each_is_measured_against_its_own_combination(spec: Path) -> None:
+    spec.write_text(spec.read_text() + "\n[grid]\nalpha = [0.3, 0.6]\n")
+    read = Spec.read(spec)
+    assert read.reach == "slow"
+    assert [read.reference(name) for name in read.methods] == ["slow alpha=0.3", "slow alpha=0.6"] * 2

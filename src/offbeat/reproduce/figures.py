@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -44,8 +45,9 @@ def write(target: Target, results: Results, folder: Path) -> dict[str, Any]:
     figure = Figure(figsize=(8.5, 5), layout="constrained", dpi=120)
     draw = {"curves": _curves, "ends": _ends, "grid": _grid}[target.kind]
     draw(figure.subplots(), target, results)
-    for ending in ("png", "svg"):
-        figure.savefig(folder / f"{target.name}.{ending}")
+    with mpl.rc_context({"svg.hashsalt": target.name}):  # the same numbers give the same file
+        figure.savefig(folder / f"{target.name}.png", metadata={"Software": None})
+        figure.savefig(folder / f"{target.name}.svg", metadata={"Date": None})
     _numbers(folder / f"{target.name}.csv", ends)
     summary = {
         "target": target.name,

@@ -111,9 +111,10 @@ class Comparison:
 
     def _reached(self, name: str) -> Iterator[float | None]:
         """Per seed, when this method first had the final metric of the reference with the same seed."""
-        if self.spec.reach is None:
+        against = self.spec.reference(name)
+        if against is None:
             return
-        for reference, curve in zip(self.curves[self.spec.reach], self.curves[name], strict=True):
+        for reference, curve in zip(self.curves[against], self.curves[name], strict=True):
             sign = -1 if self.spec.lower_is_better else 1
             goal = sign * reference[-1].metrics[self.spec.metric]
             yield next((p.at for p in curve if sign * p.metrics.get(self.spec.metric, math.nan) >= goal), None)

@@ -7,7 +7,7 @@ Rules kept here:
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -42,6 +42,8 @@ class Spec:
     reach: str | None = None
     """The method whose final metric the others' times are measured to."""
     lower_is_better: bool = False
+    suffixes: Mapping[str, str] = field(default_factory=dict)
+    """What the grid added to a method's name."""
 
     def __post_init__(self) -> None:
         _need("task", self.task, str, "text: digits, or a file: path.py or path.py:name")
@@ -49,8 +51,9 @@ class Spec:
         _need("lower_is_better", self.lower_is_better, bool, "true or false")
         _check_seeds(self.seeds)
         _check_methods(self.methods)
-        if self.reach is not None and self.reach not in list(self.methods):
-            raise InvalidValue(f"reach is {self.reach!r} but must be one of {', '.join(self.methods)}")
+        for name in self.methods:
+            if self.reach is not None and self.reference(name) not in list(self.methods):
+                raise InvalidValue(f"reach is {self.reach!r} but must be one of {', '.join(self.methods)}")
         for name, method in self.methods.items():
             _check_settings(name, {**method, "seed": self.seeds[0]})
 
@@ -67,6 +70,12 @@ class Spec:
     def of(cls, spec: "Spec | Path | str") -> "Spec":
         """A spec as it is, or from its file."""
         return spec if isinstance(spec, Spec) else cls.read(spec)
+
+    def reference(self, name: str) -> str | None:
+        """The method that this one is measured against: under a grid, the one with the same combination."""
+        if not isinstance(self.reach, str) or self.reach in self.methods:
+            return self.reach
+        return self.reach + self.suffixes.get(name, "")
 
     def entries(self, folder: Path) -> list[Entry]:
         """All runs, with their folders."""
@@ -104,7 +113,8 @@ def _arguments(text: Mapping[str, Any]) -> dict[str, Any]:
     spread = list(_spread(methods, common, grid))
     _check_names(name for name, _ in spread)
     given = {key: text[key] for key in PLAIN_KEYS if key in text}
-    return {"task": "digits", "seeds": [0], "methods": dict(spread), **given}
+    suffixes = dict(zip((label for label, _ in spread), _combinations(grid) * len(methods), strict=True))
+    return {"task": "digits", "seeds": [0], "methods": dict(spread), "suffixes": suffixes, **given}
 
 
 def _table(name: str, value: Any) -> dict[str, Any]:
@@ -118,10 +128,13 @@ def _spread(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every method with every combination of the grid, and what they have in common."""
     for name, method in methods.items():
-        for values in product(*grid.values()):
-            chosen = dict(zip(grid, values, strict=True))
-            label = " ".join([name, *(f"{key}={value}" for key, value in chosen.items())])
-            yield label, {**common, **chosen, **method}
+        for values, suffix in zip(product(*grid.values()), _combinations(grid), strict=True):
+            yield name + suffix, {**common, **dict(zip(grid, values, strict=True)), **method}
+
+
+def _combinations(grid: Mapping[str, Sequence[Any]]) -> list[str]:
+    """What every combination adds to a method's name."""
+    return ["".join(f" {key}={v}" for key, v in zip(grid, values, strict=True)) for values in product(*grid.values())]
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
