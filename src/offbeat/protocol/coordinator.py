@@ -484,17 +484,8 @@ class Coordinator:
             self.ending = f"target {self.plan.target} reached at epoch {event.t}"
 
     def _end_if_enough(self) -> None:
-        plan = self.plan
-        if self.ending:
-            return
-        if plan.epochs is not None and self.t_decided >= plan.epochs:
-            self.ending = f"{plan.epochs} epochs"
-        elif plan.gradients is not None and self.gradients >= plan.gradients:
-            self.ending = f"{plan.gradients} gradients"
-        elif self.at >= plan.until_s:
-            self.ending = f"{plan.until_s:g} s"
-        elif plan.not_finite_max is not None and self.not_finite >= plan.not_finite_max:
-            self.ending = f"diverged: the last {self.not_finite} updates were NaN or infinite"
+        if not self.ending:
+            self.ending = self.plan.end(self.t_decided, self.gradients, self.at, self.not_finite)
 
     def _finish_if_done(self) -> None:
         if self.ending and not self.finished and not self.queued and self.t == self.t_decided:

@@ -97,3 +97,15 @@ class Plan:
         """The largest staleness that is accepted."""
         bounded = self.staleness_policy != "weigh" and self.staleness_max is not None
         return self.staleness_max if bounded and self.staleness_max is not None else inf
+
+    def end(self, t: int, gradients: int, at: float, not_finite: int) -> str:
+        """Why a run that has come so far ends; empty where it goes on. A target is looked at when it is evaluated."""
+        if self.epochs is not None and t >= self.epochs:
+            return f"{self.epochs} epochs"
+        if self.gradients is not None and gradients >= self.gradients:
+            return f"{self.gradients} gradients"
+        if at >= self.until_s:
+            return f"{self.until_s:g} s"
+        if self.not_finite_max is not None and not_finite >= self.not_finite_max:
+            return f"diverged: the last {not_finite} updates were NaN or infinite"
+        return ""
