@@ -38,6 +38,14 @@ class Settings:
     staleness_policy: str = _setting("weigh", "weigh (the paper), reject or pace; the last two need staleness-max.")
     staleness_max: int | None = _setting(None, "The largest staleness that reject and pace accept.")
     pace_wait_s: float = _setting(60.0, "Under pace, a task that holds others back for longer is revoked.")
+    norm_max: float | None = _setting(None, "The largest ||x_new - x_tau|| that is taken as it is. [default: any]")
+    norm_median_max: float | None = _setting(
+        None, "Likewise, as a multiple of the running median, after 50 updates. [default: any]"
+    )
+    norm_policy: str = _setting("refuse", "What is done with a larger step: refuse, or clip.")
+    bad_updates_max: int | None = _setting(
+        None, "A worker with so many bad updates in a row is quarantined. [default: 5; simulated: never]"
+    )
     scheduler: str = _setting("random", "Whom to trigger: random (the paper) or fair (least contribution first).")
     trigger_every_s: float = _setting(0.0, "Trigger workers at this interval; 0 is as soon as there is room.")
     over_selection: float = _setting(1.0, "fedavg: tasks started per group, as a multiple of K.")

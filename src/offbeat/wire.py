@@ -8,9 +8,11 @@ Rules kept here:
 """
 
 import json
+import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -183,12 +185,27 @@ def check_fit(header: Header, layout: Layout) -> None:
             raise LayoutMismatch(f"{name!r} is {tensor.dtype} but the model's is {ours[name].dtype}")
 
 
+def mapped(path: Path, layout: Layout) -> Model:
+    """The model in a file, read-only; mapped where the body is the flat vector, which takes no memory of ours."""
+    try:
+        with path.open("rb") as file:
+            view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # goes when nobody uses it any more
+    except (OSError, ValueError) as error:
+        raise BadPayload(f"{path} is missing, empty or cannot be read: {error}") from error
+    whole = memoryview(view)
+    header = read_header(whole[: LENGTH_BYTES + HEADER_MAX])
+    if not is_flat(header, layout) or len(whole) != header.size:
+        return unpack(whole, layout).freeze()
+    vector = np.frombuffer(whole, np.float32, layout.size, header.length)
+    return Model(layout, vector, carried_of(header, whole, layout)).freeze()
+
+
 # --- reading what strangers wrote ------------------------------------------------------------------------------------
 
 
 def _parsed(text: bytes, length: int) -> Header:
     try:
-        entries = json.loads(text.decode("utf-8"), object_pairs_hook=_once)
+        entries = json.loads(text.decode("utf-8"), object_pairs_hook=once)
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
         raise BadPayload(f"the header is not JSON: {str(error)[:200]}") from None
     if not isinstance(entries, dict):
@@ -203,7 +220,8 @@ def _parsed(text: bytes, length: int) -> Header:
     return Header(tuple(tensors), metadata, length)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For JSON: no name stands twice in an object."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name stands twice in it")

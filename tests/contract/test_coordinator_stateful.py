@@ -7,23 +7,27 @@ Liveness: with workers that never answer, and woken only when it asked to be, th
 
 import heapq
 import json
+import statistics
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf, prod
+from math import inf, isfinite, nan, prod
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from offbeat.core import gate as gate_module
+from offbeat.core.gate import Gate
 from offbeat.core.rules import Facts, Memory, Mix, Rule, delta, fedasync, fedavg, fedbuff
 from offbeat.core.staleness import polynomial
 from offbeat.protocol import invariants
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import (
     AnswerPush,
+    BadUpdateArrived,
     Command,
     Decision,
     Evaluated,
@@ -37,11 +41,13 @@ from offbeat.protocol.messages import (
     MixUpdate,
     Outcome,
     PublishVersion,
+    Quarantine,
     ReleaseTask,
     RequestEnded,
     SendTask,
     TaskRequested,
     TellFinished,
+    TellQuarantined,
     TimePassed,
     UpdateArrived,
     UpdateMixed,
@@ -49,6 +55,7 @@ from offbeat.protocol.messages import (
     WakeAt,
     WorkerJoined,
     WorkerLeft,
+    WorkerReadmitted,
 )
 from offbeat.protocol.plan import Plan, Target
 from offbeat.protocol.scheduler import Scheduler
@@ -56,6 +63,10 @@ from offbeat.protocol.snapshot import restored, snapshot
 
 WORKERS, DEVICES = 6, 4
 """Workers 4 and 5 serve the devices 0 and 1, which the workers 0 and 1 serve as well."""
+MEDIAN_AFTER, MEDIAN_OF = 4, 7
+"""Here the gate's median speaks sooner and forgets sooner, so that short runs see both."""
+FAR = 100.0
+"""A distance that no gate here lets through as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +149,26 @@ CASES = [
     Case("gradients", WEIGHED, Plan(4, lease_s=20, queue_max=4, gradients=30)),
     Case("until", WEIGHED, Plan(4, lease_s=20, queue_max=4, until_s=60)),
     Case("short memory", WEIGHED, Plan(4, lease_s=5, queue_max=4, epochs=25, answers_kept=2, released_kept=2)),
+    Case("gate", WEIGHED, Plan(4, lease_s=20, queue_max=2, epochs=15, gate=Gate(2.0), bad_updates_max=2)),
+    Case("gate, clip", WEIGHED, Plan(4, lease_s=20, queue_max=3, epochs=20, gate=Gate(2.0, "clip"), bad_updates_max=3)),
+    Case("gate, median", WEIGHED, Plan(3, lease_s=20, queue_max=2, epochs=30, gate=Gate(None, "refuse", 1.5))),
+    Case(
+        "gate, clip to the median",
+        delta(0.5, beta=0.25),
+        reject(5, None, lease_s=9, staleness_max=3, epochs=25, gate=Gate(6.0, "clip", 1.5), bad_updates_max=1),
+    ),
+    Case(
+        "quarantine in groups",
+        fedavg(2),
+        Plan(5, lease_s=15, queue_max=4, epochs=6, gate=Gate(2.0), bad_updates_max=1),
+        Scheduler(group=2, over_selection=1.5, group_deadline_s=6),
+    ),
+    Case(
+        "quarantine under pace",
+        WEIGHED,
+        pace(4, lease_s=12, queue_max=3, staleness_max=1, pace_wait_s=8, epochs=12, bad_updates_max=2),
+        Scheduler("fair"),
+    ),
     Case(
         "never ends",
         WEIGHED,
@@ -161,6 +192,7 @@ class Watched:
         self.t = self.decided = self.sequence = self.applied = self.mixed = self.gradients = 0
         self.memory: Memory = case.rule.memory
         self.memory_after = self.memory
+        self.distance_after: float | None = None
         self.sent: dict[int, Lease] = {}
         self.open: dict[int, Lease] = {}
         self.late: OrderedDict[int, bool] = OrderedDict()  # released leases: was it revoked?
@@ -173,6 +205,9 @@ class Watched:
         self.evaluations: list[Evaluated] = []
         self.asked: list[int] = []
         self.ended = self.finished = self.revoked = False
+        self.distances: list[float] = []  # of what was applied, as it was applied
+        self.bad: dict[int, int] = {}  # bad updates in a row
+        self.barred: dict[int, str] = {}
         self.group: list[Decision] = []  # what arrived since the latest version
         self.group_due = inf
         self.granted_at = -inf
@@ -195,6 +230,7 @@ class Watched:
         before = (self.open.copy(), self.t, self.decided, self.counters())
         self.note(event)
         told = list(self.told(event))
+        garbage = isinstance(event, BadUpdateArrived) and self.counts(event)
         self.fed += 1
         twin = self.twin() if self.fed % RESTORED_EVERY == 0 else None
         commands = self.coordinator.handle(event)
@@ -214,6 +250,7 @@ class Watched:
         if answer and (answer.repeated or not answer.decision):
             assert self.counters() == before[3], "a push that is not decided on changes nothing"
         self.check_event(event, before[1], before[2])
+        self.check_conduct(event, answer, commands, garbage=garbage)
         self.check_state()
         measured = any(isinstance(command, EvaluateModel) for command in commands)
         if not applied and not (measured and self.coordinator.needs_evaluation):
@@ -223,16 +260,19 @@ class Watched:
     def counters(self) -> tuple[object, ...]:
         """What only a decision may change, as the coordinator sees it."""
         c = self.coordinator
-        counts = (c.sequence, c.t_decided, c.applied, c.mixed, c.gradients, c.memory)
+        counts = (c.sequence, c.t_decided, c.applied, c.mixed, c.gradients, c.memory, list(c.accepted))
         return (*counts, dict(c.contribution.mass), c.contribution.surviving(), c.answers.copy())
 
-    def note(self, event: Event) -> None:
+    def note(self, event: Event) -> None:  # noqa: C901 (one per kind)
         """What an event says by itself."""
         match event:
             case TimePassed():
                 self.wake = self.wake if event.at < self.wake else inf
             case FleetJoined():
-                self.waiting |= set(range(event.size))
+                self.waiting |= set(range(event.size)) - self.barred.keys()
+            case WorkerReadmitted():
+                self.bad.pop(event.worker, None)
+                self.barred.pop(event.worker, None)
             case WorkerJoined():
                 self.device_of[event.worker] = event.device
             case WorkerLeft():
@@ -259,6 +299,8 @@ class Watched:
         mine = [lease for lease in self.open.values() if lease.worker == event.worker]
         if self.ended:
             yield TellFinished(event.worker)
+        elif event.worker in self.barred:
+            yield TellQuarantined(event.worker, self.barred[event.worker])
         elif mine:
             yield SendTask(mine[0])
         else:
@@ -289,13 +331,29 @@ class Watched:
         stale = staleness > self.bound()
         if self.ended or event.at >= self.plan.until_s:
             return Outcome.FINISHED
+        if event.worker in self.barred:
+            return Outcome.QUARANTINED
         if not event.finite:
             return Outcome.NOT_FINITE
         if self.plan.staleness_policy == "pace" and event.task in self.open:
             assert not stale or event.task in self.squeezed, "a lease that pace granted and left open stays in bounds"
-        if stale or self.late.get(event.task):
+        if stale or event.base_gone or self.late.get(event.task):
             return Outcome.TOO_STALE
+        if self.plan.gate and self.let_through(event) is None:
+            return Outcome.TOO_LARGE
         return Outcome.BUSY if self.applied - self.mixed >= self.plan.queue_max else Outcome.APPLIED
+
+    def let_through(self, event: UpdateArrived) -> float | None:
+        """How long the update is when the gate is done with it."""
+        gate, distance = self.plan.gate, event.distance
+        if gate is None or distance is None or not isfinite(distance):
+            return None if gate else distance
+        limits = [gate.norm_max] if gate.norm_max else []
+        if gate.median_max and len(self.distances) >= MEDIAN_AFTER and statistics.median(self.distances[-MEDIAN_OF:]):
+            limits.append(gate.median_max * statistics.median(self.distances[-MEDIAN_OF:]))
+        if distance <= min(limits, default=inf):
+            return distance
+        return min(limits) if gate.policy == "clip" else None
 
     def bound(self) -> float:
         if self.scheduler.group:
@@ -306,8 +364,13 @@ class Watched:
     def decision(self, event: UpdateArrived, outcome: Outcome) -> Decision:
         lease, t, mix = self.sent[event.task], self.decided + 1, None
         if outcome is Outcome.APPLIED:
-            facts = Facts(t, lease.tau, lease.device, event.samples, event.distance)
+            through = self.let_through(event)
+            facts = Facts(t, lease.tau, lease.device, event.samples, through)
             mix, self.memory_after = self.case.rule.decide(facts, self.memory)
+            if through and event.distance and through < event.distance:
+                factor = through / event.distance
+                mix = Mix(mix.keep, factor * mix.new, mix.base + (1 - factor) * mix.new, mix.publish)
+            self.distance_after = through
         told = (event.samples, event.gradients)
         return Decision(self.sequence + 1, event.at, lease, outcome, t, self.decided - lease.tau, mix, *told)
 
@@ -343,6 +406,14 @@ class Watched:
             case TellFinished(worker):
                 assert isinstance(event, TaskRequested)
                 assert (self.ended, worker) == (True, event.worker)
+            case TellQuarantined(worker, why):
+                assert isinstance(event, TaskRequested)
+                assert (self.barred[worker], worker) == (why, event.worker)
+                assert not self.ended
+            case Quarantine(worker, why):
+                assert worker not in self.barred
+                self.barred[worker] = why
+                self.waiting.discard(worker)
             case Finish(reason):
                 assert reason
                 assert self.complete()
@@ -360,6 +431,7 @@ class Watched:
         assert (scheduler.local_iterations_min or 0) <= (h or 0) <= (scheduler.local_iterations_max or 0)
         assert not self.ended
         assert lease.worker in self.waiting
+        assert lease.worker not in self.barred
         assert self.can_take(lease.worker)
         assert self.room()
         assert self.paced()
@@ -400,6 +472,8 @@ class Watched:
             ran_out = isinstance(event, TimePassed) and lease.deadline <= event.at
             left = isinstance(event, WorkerLeft | LeaseReturned) and lease.worker == event.worker
             assert ran_out or (left and getattr(event, "task", lease.task) == lease.task)
+        elif lease.worker in self.barred:
+            assert getattr(event, "worker", None) == lease.worker
         elif self.scheduler.group:
             self.revoked = True  # then a version must have been decided on: `check_event`
         else:
@@ -419,6 +493,7 @@ class Watched:
         if decision.lease.task in self.late:
             self.squeezed |= self.open.keys()
         self.memory = self.memory_after
+        self.distances += [] if self.distance_after is None else [self.distance_after]
         self.close(decision)
         self.jobs.append(decision)
         self.group.append(decision)
@@ -488,6 +563,26 @@ class Watched:
         if self.t // plan.evaluate_every > t_before // plan.evaluate_every or (self.finished and self.t):
             assert self.t in self.asked, "an evaluation is due"
 
+    def check_conduct(self, event: Event, answer: AnswerPush | None, commands: list[Command], *, garbage: bool) -> None:
+        """Whoever was bad once too often was quarantined just now, and nobody else."""
+        worker, expected = getattr(event, "worker", -1), []
+        outcome = answer.outcome if answer and answer.decision and not answer.repeated else None
+        if outcome is Outcome.APPLIED:
+            self.bad[worker] = 0
+        elif garbage or outcome in (Outcome.NOT_FINITE, Outcome.TOO_LARGE):
+            self.bad[worker] = self.bad.get(worker, 0) + 1
+            expected = [worker] if self.bad[worker] == self.plan.bad_updates_max else []
+        quarantines = [command for command in commands if isinstance(command, Quarantine)]
+        assert [command.worker for command in quarantines] == expected
+        assert all(command.why == getattr(event, "why", command.why) for command in quarantines)
+
+    def counts(self, event: BadUpdateArrived) -> bool:
+        """Garbage counts for a task of the worker's own that is not answered, while anything is judged."""
+        known = event.task in self.open or event.task in self.late
+        return (
+            known and self.sent[event.task].worker == event.worker and not (self.ended or event.worker in self.barred)
+        )
+
     def check_state(self) -> None:
         """The coordinator's account is ours."""
         c = self.coordinator
@@ -495,6 +590,10 @@ class Watched:
         assert (c.mixed, c.queued, c.gradients) == (self.mixed, self.applied - self.mixed, self.gradients)
         assert (c.leases, dict(c.memory)) == (self.open, dict(self.memory))
         assert (bool(c.ending), c.finished) == (self.ended, self.finished)
+        assert c.quarantined == self.barred
+        assert self.barred.keys().isdisjoint(self.waiting | {lease.worker for lease in self.open.values()})
+        if self.plan.gate and self.plan.gate.median_max:
+            assert list(c.accepted) == pytest.approx(self.distances[-MEDIAN_OF:])
         assert self.finished == self.complete()
         assert c.contribution.mass == pytest.approx(self.mass, abs=1e-9)
         surviving = c.contribution.surviving()
@@ -534,16 +633,27 @@ class Watched:
         for _ in range(min(count, len(self.news))):
             self.feed(replace(self.news.popleft(), at=self.at))
 
-    def push(self, lease: Lease, worker: int | None = None, *, finite: bool = True, size: int = 1) -> list[Command]:
+    def push(
+        self,
+        lease: Lease,
+        worker: int | None = None,
+        *,
+        finite: bool = True,
+        size: int = 1,
+        distance: float = 1.0,
+        base_gone: bool = False,
+    ) -> list[Command]:
         """A push for this task, by its own worker unless another is named."""
         worker = lease.worker if worker is None else worker
-        return self.feed(UpdateArrived(self.at, worker, lease.task, size, size, finite, distance=1.0))
+        seen = (size, size, finite, distance)
+        return self.feed(UpdateArrived(self.at, worker, lease.task, *seen, base_gone=base_gone))
 
 
 # --- safety ----------------------------------------------------------------------------------------------------------
 
 WHICH = st.integers(0, 40)
 WHO = st.integers(0, WORKERS - 1)
+DISTANCE = st.sampled_from([0.0, 0.5, 1.0, 1.75, 2.0, 2.5, 4.0, FAR, inf, nan])
 
 
 class Chaos(RuleBasedStateMachine):
@@ -625,6 +735,38 @@ class Chaos(RuleBasedStateMachine):
     def push_what_is_not_finite(self, which: int, finite: bool) -> None:
         self.run.push(self.a_task(which), finite=finite)
 
+    @precondition(lambda self: self.run.open)
+    @rule(which=WHICH, distance=DISTANCE, again=st.booleans())
+    def push_from_near_or_far(self, which: int, distance: float, again: bool) -> None:
+        leases = list(self.run.open.values())
+        lease = leases[which % len(leases)]
+        self.run.push(lease, distance=distance)
+        if again:
+            self.ask(lease.worker)
+
+    @precondition(lambda self: self.run.sent)
+    @rule(which=WHICH, distance=DISTANCE)
+    def push_what_lost_its_base(self, which: int, distance: float) -> None:
+        self.run.push(self.a_task(which), distance=distance, base_gone=True)
+
+    @precondition(lambda self: self.run.open or self.run.late)
+    @rule(which=WHICH, times=st.integers(1, 3))
+    def push_garbage(self, which: int, times: int) -> None:
+        """In time or late; a late one may wait for its next task by then, or have it."""
+        tasks = [*self.run.late, *self.run.open]
+        lease = self.run.sent[tasks[which % len(tasks)]]
+        for n in range(times):
+            self.run.feed(BadUpdateArrived(self.run.at, lease.worker, lease.task, f"garbage {n}"))
+
+    @rule(which=WHICH, worker=WHO)
+    def push_garbage_for_what_may_be_anothers(self, which: int, worker: int) -> None:
+        task = self.a_task(which).task if self.run.sent else which
+        self.run.feed(BadUpdateArrived(self.run.at, worker, task, "garbage"))
+
+    @rule(worker=WHO)
+    def readmit(self, worker: int) -> None:
+        self.run.feed(WorkerReadmitted(self.run.at, worker))
+
     @precondition(lambda self: self.run.sent)
     @rule(which=WHICH, worker=WHO)
     def push_what_may_be_anothers(self, which: int, worker: int) -> None:
@@ -680,6 +822,12 @@ class Chaos(RuleBasedStateMachine):
         self.run.feed(TimePassed(self.run.at))
 
 
+@pytest.fixture(autouse=True)
+def an_impatient_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_module, "MEDIAN_AFTER", MEDIAN_AFTER)
+    monkeypatch.setattr(gate_module, "MEDIAN_OF", MEDIAN_OF)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_whatever_happens_the_promises_are_kept(case: Case) -> None:
     class ThisChaos(Chaos):
@@ -697,6 +845,8 @@ def test_whatever_happens_the_promises_are_kept(case: Case) -> None:
 EVENTS_MAX = 3000
 SECONDS = {0: 1.0, 1: 2.5, 2: 7.0, 3: 0.75}
 """How long the workers that answer take; the others never do."""
+LARGE = 1
+"""What this one pushes is far from what it was given: whoever has a gate refuses or clips it."""
 MUTE, FORGETFUL = 4, 5
 """One takes a task and is never heard of again; one asks for a task again and again, and never pushes."""
 
@@ -716,6 +866,10 @@ class Drive:
         self.count += 1
         heapq.heappush(self.soon, (at, self.count, replace(event, at=at)))
 
+    def push_later(self, seconds: float, worker: int, task: int) -> None:
+        distance = FAR if worker == LARGE else 1.0
+        self.later(self.run.at + seconds, UpdateArrived(0.0, worker, task, 1, 1, distance=distance))
+
     def step(self) -> None:
         """The next thing that happens: an event that is on its way, or a waking."""
         if self.run.wake < inf and (not self.soon or self.run.wake <= self.soon[0][0]):
@@ -728,13 +882,11 @@ class Drive:
         for command in commands:
             match command:
                 case SendTask(lease) if lease.worker in SECONDS:
-                    push = UpdateArrived(0.0, lease.worker, lease.task, 1, 1, distance=1.0)
-                    self.later(self.run.at + SECONDS[lease.worker], push)
+                    self.push_later(SECONDS[lease.worker], lease.worker, lease.task)
                 case SendTask(lease) if lease.worker == FORGETFUL:
                     self.later(self.run.at + 9, TaskRequested(0.0, FORGETFUL))
                 case AnswerPush(outcome=Outcome.BUSY):
-                    push = UpdateArrived(0.0, command.worker, command.task, 1, 1, distance=1.0)
-                    self.later(self.run.at + (command.retry_after_s or inf), push)
+                    self.push_later(command.retry_after_s or inf, command.worker, command.task)
                 case AnswerPush():
                     self.later(self.run.at, TaskRequested(0.0, command.worker))
                 case EvaluateModel(t):
@@ -755,6 +907,8 @@ def test_the_run_ends_although_some_workers_never_answer(case: Case) -> None:
     else:
         pytest.fail("not finished; the latest events:\n" + "\n".join(drive.run.coordinator.latest(12)))
     assert drive.run.t >= 3
+    gate, most = case.plan.gate, case.plan.bad_updates_max
+    assert drive.run.barred.keys() == ({LARGE} if gate and gate.policy == "refuse" and most else set())
 
 
 def test_the_run_ends_although_one_of_two_workers_left_with_the_only_slot() -> None:

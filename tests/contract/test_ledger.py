@@ -23,6 +23,7 @@ from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import (
     AnswerPush,
+    BadUpdateArrived,
     Command,
     Decision,
     Evaluated,
@@ -36,11 +37,13 @@ from offbeat.protocol.messages import (
     MixUpdate,
     Outcome,
     PublishVersion,
+    Quarantine,
     ReleaseTask,
     RequestEnded,
     SendTask,
     TaskRequested,
     TellFinished,
+    TellQuarantined,
     TimePassed,
     UpdateArrived,
     UpdateMixed,
@@ -48,6 +51,7 @@ from offbeat.protocol.messages import (
     WakeAt,
     WorkerJoined,
     WorkerLeft,
+    WorkerReadmitted,
 )
 from offbeat.protocol.plan import Plan
 from offbeat.storage import ledger as ledger_module
@@ -64,10 +68,12 @@ LEASES = st.builds(
     gamma=st.none() | FINITE,
 )
 MIXES = st.builds(Mix, FINITE, FINITE, FINITE, st.booleans())
-JUDGED = st.sampled_from([Outcome.APPLIED, Outcome.TOO_STALE, Outcome.NOT_FINITE, Outcome.FINISHED])
+UNDECIDED = {Outcome.BUSY, Outcome.UNKNOWN_TASK, Outcome.NOT_YOURS}
+JUDGED = st.sampled_from([outcome for outcome in Outcome if outcome not in UNDECIDED])
 DECISIONS = st.builds(Decision, WHOLE, AT, LEASES, JUDGED, WHOLE, WHOLE, st.none() | MIXES, WHOLE, WHOLE)
 DISTANCES = st.floats(min_value=0.0) | st.just(math.nan)
-ARRIVALS = st.builds(UpdateArrived, AT, WHOLE, WHOLE, WHOLE, WHOLE, st.booleans(), st.none() | DISTANCES)
+SEEN = (st.booleans(), st.none() | DISTANCES, st.sampled_from(["", "d1ge57"]), st.booleans())
+ARRIVALS = st.builds(UpdateArrived, AT, WHOLE, WHOLE, WHOLE, WHOLE, *SEEN)
 EVALUATIONS = st.builds(Evaluated, AT, WHOLE, st.dictionaries(st.text(), st.floats()))
 
 LEASE = Lease(7, 3, 5, 2, 11, 1.5, 3601.5, 20, 0.125)
@@ -85,6 +91,21 @@ PUSHED = {"task": 7, "worker": 3}
 STORIES: list[tuple[Event, list[Command], list[dict[str, Any]]]] = [
     (FleetJoined(9.0, 10, 5), [], [{"kind": "fleet_joined", "detail": '{"size": 10, "devices": 5}'}]),
     (WorkerJoined(9.0, 3, 5, "lab"), [], [{"kind": "joined", "worker": 3, "device": 5, "detail": '{"name": "lab"}'}]),
+    (
+        WorkerJoined(9.0, 3, 5, "lab", "d1ge57"),
+        [],
+        [{"kind": "joined", "worker": 3, "device": 5, "detail": '{"name": "lab", "session": "d1ge57"}'}],
+    ),
+    (
+        BadUpdateArrived(9.0, 3, 7, 'no "w"'),
+        [Quarantine(3, 'no "w"'), ReleaseTask(LEASE, revoked=True)],
+        [
+            PUSHED | {"kind": "bad_update", "detail": r'{"why": "no \"w\""}'},
+            {"kind": "quarantined", "worker": 3, "detail": r'{"why": "no \"w\""}'},
+            OF_LEASE | {"kind": "released", "detail": '{"revoked": true}'},
+        ],
+    ),
+    (WorkerReadmitted(9.0, 3), [], [{"kind": "readmitted", "worker": 3}]),
     (LeaseReturned(9.0, 3, 7), [], [{"kind": "returned", "worker": 3, "task": 7}]),
     (WorkerLeft(9.0, 3), [], [{"kind": "left", "worker": 3}]),
     (TaskRequested(9.0, 3), [], [{"kind": "requested", "worker": 3}]),
@@ -110,6 +131,11 @@ STORIES: list[tuple[Event, list[Command], list[dict[str, Any]]]] = [
         ],
     ),
     (
+        UpdateArrived(9.0, 3, 7, 50, 10, base_gone=True),
+        [],
+        [PUSHED | {"kind": "arrived", "samples": 50, "gradients": 10, "finite": 1, "detail": '{"base_gone": true}'}],
+    ),
+    (
         TimePassed(9.0),
         [
             SendTask(LEASE),
@@ -119,7 +145,7 @@ STORIES: list[tuple[Event, list[Command], list[dict[str, Any]]]] = [
             AnswerPush(3, 7, Outcome.UNKNOWN_TASK),
             AnswerPush(3, 7, Outcome.NOT_YOURS),
             AnswerPush(3, 7, Outcome.APPLIED, DECIDED, repeated=True),
-            *(PublishVersion(15), EvaluateModel(15), WakeAt(99.0), TellFinished(3)),
+            *(PublishVersion(15), EvaluateModel(15), WakeAt(99.0), TellFinished(3), TellQuarantined(3, "no")),
             Finish("15 epochs"),
         ],
         [

@@ -1,17 +1,20 @@
 """The coordinator, one situation at a time: these events go in, exactly these commands come out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 
 import pytest
 
-from offbeat.core.rules import Mix, Rule, fedasync, fedavg, fedbuff
+from offbeat.core.gate import MEDIAN_AFTER, Gate
+from offbeat.core.rules import Facts, Memory, Mix, Rule, delta, fedasync, fedavg, fedbuff
 from offbeat.core.staleness import polynomial
 from offbeat.errors import InvalidValue, InvariantBroken
+from offbeat.protocol import invariants
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import (
     AnswerPush,
+    BadUpdateArrived,
     Command,
     Decision,
     Evaluated,
@@ -24,11 +27,13 @@ from offbeat.protocol.messages import (
     MixUpdate,
     Outcome,
     PublishVersion,
+    Quarantine,
     ReleaseTask,
     RequestEnded,
     SendTask,
     TaskRequested,
     TellFinished,
+    TellQuarantined,
     TimePassed,
     UpdateArrived,
     UpdateMixed,
@@ -36,9 +41,11 @@ from offbeat.protocol.messages import (
     WakeAt,
     WorkerJoined,
     WorkerLeft,
+    WorkerReadmitted,
 )
 from offbeat.protocol.plan import Plan, StalenessPolicy, Target
 from offbeat.protocol.scheduler import Scheduler
+from offbeat.protocol.snapshot import restored, snapshot
 
 HALF = Mix(keep=0.5, new=0.5, base=0.0, publish=True)
 plan = partial(Plan, lease_s=10.0)
@@ -511,6 +518,315 @@ def test_pace_keeps_its_promise_to_open_leases_when_a_late_push_comes() -> None:
     assert outcome(tell(c, pushed(11.0, 1))) is Outcome.TOO_STALE
     assert outcome(tell(c, pushed(11.0, 3))) is Outcome.APPLIED
     assert outcome(tell(c, pushed(12.0, 2))) is Outcome.APPLIED
+
+
+# --- the gate --------------------------------------------------------------------------------------------------------
+
+
+def far(at: float, worker: int, distance: float, task: int | None = None, *, base_gone: bool = False) -> UpdateArrived:
+    """A push of this ||x_new - x_tau||."""
+    return UpdateArrived(at, worker, worker if task is None else task, 1, 1, distance=distance, base_gone=base_gone)
+
+
+def test_an_update_above_the_gate_is_refused_and_stays_refused() -> None:
+    c = begun(plan(gate=Gate(2.0)))
+    tell(c, *asked(0.0, 1, 2))
+    answer = refused(1, 1.0, leased(1, 1), t=1, staleness=0, outcome=Outcome.TOO_LARGE)
+    assert tell(c, far(1.0, 1, 2.1)) == [answer]
+    assert tell(c, far(2.0, 1, 1.0)) == [_again(answer)]
+    assert tell(c, far(2.0, 2, 2.0)) == applied(2, 2.0, leased(2, 2), t=1, staleness=0)
+    assert c.leases == {}
+
+
+def test_the_gate_clips_what_the_rule_answers() -> None:
+    c = begun(plan(gate=Gate(2.0, "clip")))
+    tell(c, *asked(0.0, 1, 2))
+    quarter = Mix(keep=0.5, new=0.125, base=0.375, publish=True)
+    assert tell(c, far(1.0, 1, 8.0)) == applied(1, 1.0, leased(1, 1), t=1, staleness=0, mix=quarter)
+    assert c.contribution.mass == {1: 0.125}
+    assert tell(c, far(1.0, 2, 2.0)) == applied(2, 1.0, leased(2, 2), t=2, staleness=1)
+    assert outcome(tell(c, *asked(1.0, 3), far(1.0, 3, inf))) is Outcome.TOO_LARGE
+
+
+def test_the_rule_sees_an_update_as_the_gate_lets_it_through() -> None:
+    def formula(facts: Facts, memory: Memory) -> tuple[Mix, Memory]:
+        assert facts.distance is not None
+        return Mix(1.0, 1.0 / facts.distance, 0.0, publish=True), memory
+
+    c = begun(plan(gate=Gate(2.0, "clip")), rule=Rule("mine", formula, needs_distance=True))
+    tell(c, *asked(0.0, 1, 2))
+    clipped = Mix(keep=1.0, new=0.125, base=0.375, publish=True)  # 1/2 of an update that is 1/4 as long
+    assert tell(c, far(1.0, 1, 8.0)) == applied(1, 1.0, leased(1, 1), t=1, staleness=0, mix=clipped)
+    assert tell(c, far(1.0, 2, 1.0))[0] == applied(2, 1.0, leased(2, 2), 2, 1, Mix(1.0, 1.0, 0.0, publish=True))[0]
+
+
+def test_the_median_is_of_what_was_applied_alone() -> None:
+    c = begun(plan(gate=Gate(median_max=3.0), queue_max=1))
+    for n in range(1, MEDIAN_AFTER + 1):
+        tell(c, *asked(0.0, 1), far(0.0, 1, 1.0, n), *done(0.0, n))
+    assert list(c.accepted) == [1.0] * MEDIAN_AFTER
+    tell(c, *asked(0.0, 1, 2, 3))
+    assert outcome(tell(c, far(1.0, 1, 3.5, MEDIAN_AFTER + 1))) is Outcome.TOO_LARGE
+    assert outcome(tell(c, far(1.0, 2, 2.5, MEDIAN_AFTER + 2))) is Outcome.APPLIED
+    assert outcome(tell(c, far(1.0, 3, 2.0, MEDIAN_AFTER + 3))) is Outcome.BUSY
+    assert list(c.accepted) == [*[1.0] * MEDIAN_AFTER, 2.5]
+
+
+def test_a_refusal_needs_no_room_in_the_queue() -> None:
+    c = begun(plan(gate=Gate(2.0), queue_max=1))
+    tell(c, *asked(0.0, 1, 2, 3), far(1.0, 1, 1.0))
+    assert outcome(tell(c, far(1.0, 2, 3.0))) is Outcome.TOO_LARGE
+    assert outcome(tell(c, far(1.0, 3, 1.0, base_gone=True))) is Outcome.TOO_STALE
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (far(1.0, 1, 1.0, base_gone=True), Outcome.TOO_STALE),
+        (far(1.0, 1, 99.0, base_gone=True), Outcome.TOO_STALE),
+        (UpdateArrived(1.0, 1, 1, 1, 1, base_gone=True), Outcome.TOO_STALE),
+        (UpdateArrived(1.0, 1, 1, 1, 1, finite=False, base_gone=True), Outcome.NOT_FINITE),
+        (far(8.0, 1, 99.0, base_gone=True), Outcome.FINISHED),
+        (far(1.0, 2, 1.0, 1, base_gone=True), Outcome.NOT_YOURS),
+    ],
+)
+def test_an_update_whose_base_is_gone_is_too_stale(event: UpdateArrived, expected: Outcome) -> None:
+    c = begun(plan(gate=Gate(2.0, "clip"), until_s=8.0))
+    assert outcome(tell(c, *asked(0.0, 1), event)) is expected
+
+
+def test_an_update_that_is_too_stale_as_well_as_too_large_is_too_stale() -> None:
+    c = begun(plan(gate=Gate(2.0), bad_updates_max=1, staleness_policy="reject", staleness_max=0))
+    tell(c, *asked(0.0, 1, 2), far(1.0, 1, 1.0))
+    assert outcome(tell(c, far(1.0, 2, 99.0))) is Outcome.TOO_STALE
+    assert c.quarantined == {}
+
+
+def test_an_update_that_was_not_measured_stops_the_run() -> None:
+    c = begun(plan(gate=Gate(2.0)))
+    with pytest.raises(InvariantBroken, match="which was not measured"):
+        tell(c, *asked(0.0, 1), pushed(1.0, 1))
+    assert (c.sequence, len(c.leases)) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("rule", "gate", "distance", "base"),
+    [
+        (fedasync(0.5), None, False, False),
+        (delta(0.5), None, False, True),
+        (fedasync(0.5), Gate(1.0), True, False),
+        (fedasync(0.5), Gate(1.0, "clip"), True, True),
+        (delta(0.5), Gate(median_max=2.0), True, True),
+        (Rule("mine", fedasync(0.5).formula, needs_distance=True), None, True, False),
+    ],
+)
+def test_what_the_data_plane_must_know_is_said(rule: Rule, gate: Gate | None, distance: bool, base: bool) -> None:
+    c = begun(plan(gate=gate), rule=rule)
+    assert (c.needs_distance, c.needs_base) == (distance, base)
+
+
+# --- quarantine ------------------------------------------------------------------------------------------------------
+
+strict = partial(plan, bad_updates_max=2, gate=Gate(2.0))
+
+
+def garbage(at: float, worker: int, task: int | None = None, why: str = "no such tensor") -> BadUpdateArrived:
+    return BadUpdateArrived(at, worker, worker if task is None else task, why)
+
+
+def nan_pushed(at: float, worker: int, task: int) -> UpdateArrived:
+    return UpdateArrived(at, worker, task, 1, 1, finite=False)
+
+
+def again(c: Coordinator, settings: Plan) -> Coordinator:
+    """The same coordinator, by way of its state."""
+    return restored(snapshot(c), c.rule, settings)
+
+
+def test_garbage_leaves_the_lease_open_until_it_is_too_much() -> None:
+    c = begun(strict())
+    tell(c, *asked(0.0, 1), RequestEnded(0.0, 1))
+    assert tell(c, garbage(1.0, 1)) == []
+    assert c.leases == {1: leased(1, 1)}
+    assert c.quarantined == {}
+    assert tell(c, garbage(2.0, 1, why="garbage")) == [
+        Quarantine(1, "garbage"),
+        ReleaseTask(leased(1, 1), revoked=True),
+    ]
+    assert c.quarantined == {1: "garbage"}
+    assert tell(c, garbage(3.0, 1, why="more")) == []
+    assert tell(c, *asked(3.0, 1)) == [TellQuarantined(1, "garbage")]
+    invariants.check(c)
+
+
+def test_whoever_sent_garbage_once_may_push_again() -> None:
+    c = begun(strict())
+    tell(c, *asked(0.0, 1), garbage(1.0, 1))
+    assert tell(c, far(2.0, 1, 1.0)) == applied(1, 2.0, leased(1, 1), t=1, staleness=0)
+
+
+def test_an_applied_update_makes_up_for_a_bad_one() -> None:
+    c = begun(strict())
+    tell(c, *asked(0.0, 1), garbage(1.0, 1), far(2.0, 1, 1.0), *done(2.0, 1), *asked(2.0, 1))
+    assert tell(c, garbage(3.0, 1, 2)) == []
+    assert len(tell(c, garbage(3.0, 1, 2))) == 2
+
+
+BAD: dict[str, Callable[[int], Event]] = {
+    "garbage": lambda task: garbage(1.0, 1, task),
+    "not finite": lambda task: nan_pushed(1.0, 1, task),
+    "too large": lambda task: far(1.0, 1, 2.5, task),
+}
+
+
+@pytest.mark.parametrize("second", BAD)
+@pytest.mark.parametrize("first", BAD)
+def test_whatever_is_bad_counts(first: str, second: str) -> None:
+    c = begun(strict())
+    for bad, quarantined in ((first, set()), (second, {1})):
+        tell(c, *asked(c.at, 1))
+        (task,) = c.leases
+        tell(c, BAD[bad](task))
+        assert c.quarantined.keys() == quarantined
+    invariants.check(c)
+
+
+def test_what_is_stale_or_not_decided_on_is_not_bad() -> None:
+    c = begun(strict(bad_updates_max=1, queue_max=1, until_s=50.0))
+    tell(c, *asked(0.0, 1, 2, 3), far(1.0, 1, 1.0))
+    assert outcome(tell(c, far(1.0, 2, 1.0))) is Outcome.BUSY
+    assert outcome(tell(c, far(1.0, 2, 1.0, base_gone=True))) is Outcome.TOO_STALE
+    assert outcome(tell(c, nan_pushed(1.0, 2, 2))) is Outcome.TOO_STALE  # again
+    assert outcome(tell(c, nan_pushed(1.0, 2, 3))) is Outcome.NOT_YOURS
+    assert outcome(tell(c, nan_pushed(1.0, 2, 99))) is Outcome.UNKNOWN_TASK
+    assert outcome(tell(c, nan_pushed(50.0, 3, 3))) is Outcome.FINISHED
+    assert c.quarantined == {}
+
+
+def test_a_stale_update_between_two_bad_ones_makes_up_for_nothing() -> None:
+    c = begun(strict())
+    tell(c, *asked(0.0, 1), nan_pushed(0.0, 1, 1), *asked(0.0, 1), far(0.0, 1, 1.0, 2, base_gone=True))
+    assert c.quarantined == {}
+    tell(c, *asked(0.0, 1), nan_pushed(0.0, 1, 3))
+    assert c.quarantined == {1: "its update holds NaN or infinity"}
+
+
+def test_nobody_can_make_garbage_count_for_another() -> None:
+    c = begun(strict(bad_updates_max=1))
+    tell(c, *asked(0.0, 1, 2), far(0.0, 2, 1.0))
+    assert tell(c, garbage(1.0, 2, task=1)) == []
+    assert tell(c, garbage(1.0, 3, task=1)) == []
+    assert tell(c, garbage(1.0, 2, task=2)) == []  # answered by now
+    assert tell(c, garbage(1.0, 1, task=99)) == []
+    assert c.quarantined == {}
+
+
+def test_garbage_under_a_lease_that_ran_out_counts() -> None:
+    c = begun(strict(bad_updates_max=1))
+    tell(c, *asked(0.0, 1), TimePassed(10.0), *asked(11.0, 1))
+    revoked = leased(2, 1, at=11.0, number=1)
+    assert tell(c, garbage(12.0, 1, task=1, why="late")) == [Quarantine(1, "late"), ReleaseTask(revoked, revoked=True)]
+
+
+def test_a_bad_push_answers_first_and_then_takes_the_next_lease_away() -> None:
+    c = begun(strict(bad_updates_max=1))
+    tell(c, *asked(0.0, 1), TimePassed(10.0), *asked(11.0, 1))
+    answer = refused(1, 12.0, leased(1, 1), t=1, staleness=0, outcome=Outcome.TOO_LARGE)
+    assert tell(c, far(12.0, 1, 8.0)) == [
+        answer,
+        Quarantine(1, "its ||x_new - x_tau|| is 8; 2 is accepted"),
+        ReleaseTask(leased(2, 1, at=11.0, number=1), revoked=True),
+    ]
+
+
+def test_a_quarantined_worker_is_given_nothing_though_it_waits_leaves_and_joins() -> None:
+    c = begun(strict(in_flight_max=1))
+    tell(c, *asked(0.0, 1), TimePassed(10.0), *asked(11.0, 2, 1), garbage(12.0, 1))
+    assert 1 in c.idle
+    assert tell(c, garbage(12.0, 1)) == [Quarantine(1, "no such tensor")]
+    assert 1 not in c.idle
+    tell(c, WorkerLeft(13.0, 1), WorkerJoined(13.0, 1, 5))
+    assert tell(c, *asked(13.0, 1)) == [TellQuarantined(1, "no such tensor")]
+    assert [lease.worker for lease in sent(tell(c, WorkerLeft(14.0, 2), FleetJoined(14.0, 2)))] == [0]
+    invariants.check(c)
+
+
+def test_what_a_quarantined_worker_pushes_is_refused_unseen() -> None:
+    c = begun(strict(bad_updates_max=1, not_finite_max=2))
+    tell(c, *asked(0.0, 1), TimePassed(10.0), *asked(11.0, 1), nan_pushed(12.0, 1, 2))
+    assert c.quarantined
+    answer = refused(2, 13.0, leased(1, 1), t=1, staleness=0, outcome=Outcome.QUARANTINED)
+    assert tell(c, nan_pushed(13.0, 1, 1)) == [answer]
+    assert tell(c, far(14.0, 1, 1.0)) == [_again(answer)]
+    assert not c.released
+    tell(c, *asked(15.0, 2), nan_pushed(15.0, 2, 3))
+    assert c.ending == "diverged: the last 2 updates were NaN or infinite"  # the one that nobody saw is not between
+
+
+def test_a_revoked_lease_of_a_worker_that_was_readmitted_is_too_stale() -> None:
+    c = begun(strict(bad_updates_max=1))
+    tell(c, *asked(0.0, 1), garbage(1.0, 1), WorkerReadmitted(2.0, 1))
+    assert outcome(tell(c, far(3.0, 1, 1.0))) is Outcome.TOO_STALE
+
+
+def test_a_readmitted_worker_begins_anew() -> None:
+    c = begun(strict())
+    tell(c, *asked(0.0, 1), garbage(1.0, 1), garbage(1.0, 1))
+    assert tell(c, WorkerReadmitted(2.0, 1)) == []
+    assert c.quarantined == {}
+    assert sent(tell(c, *asked(3.0, 1))) == [leased(2, 1, at=3.0, number=1)]
+    assert tell(c, garbage(4.0, 1, 2)) == []
+    assert (
+        tell(c, WorkerReadmitted(4.0, 1), garbage(4.0, 1, 2)) == []
+    )  # it was not quarantined: its count was forgotten
+    assert tell(c, garbage(5.0, 1, 2))[0] == Quarantine(1, "no such tensor")
+    assert tell(c, WorkerReadmitted(6.0, 99)) == []
+
+
+def test_a_quarantined_worker_hears_of_the_end() -> None:
+    c = begun(strict(bad_updates_max=1, until_s=8.0))
+    tell(c, *asked(0.0, 1, 2), garbage(1.0, 1))
+    assert tell(c, *asked(8.0, 1))[0] == TellFinished(1)
+    assert outcome(tell(c, far(8.0, 1, 1.0))) is Outcome.FINISHED
+    assert tell(c, garbage(9.0, 2)) == []  # nothing is judged any more
+    assert c.quarantined == {1: "no such tensor"}
+
+
+def test_nobody_is_quarantined_unless_it_is_asked_for() -> None:
+    c = begun(plan())
+    tell(c, *asked(0.0, 1))
+    for _ in range(1000):
+        assert tell(c, garbage(1.0, 1)) == []
+    assert outcome(tell(c, nan_pushed(2.0, 1, 1))) is Outcome.NOT_FINITE
+    assert c.quarantined == {}
+
+
+def test_another_takes_the_place_of_a_quarantined_worker_in_its_group() -> None:
+    c = begun(plan(bad_updates_max=1), Scheduler(group=2), fedavg(2))
+    tell(c, *asked(0.0, 1, 2, 3))
+    assert tell(c, garbage(1.0, 1)) == [
+        Quarantine(1, "no such tensor"),
+        ReleaseTask(leased(1, 1), revoked=True),
+        SendTask(leased(3, 3, at=1.0)),
+    ]
+
+
+def test_pace_no_longer_waits_for_a_quarantined_worker() -> None:
+    c = begun(pace(staleness_max=0, bad_updates_max=1))
+    tell(c, *asked(0.0, 1, 2))
+    assert sent(tell(c, garbage(1.0, 1))) == [leased(2, 2, at=1.0)]
+
+
+def test_a_restart_forgets_neither_the_quarantined_nor_the_counts_nor_the_gate() -> None:
+    settings = strict(gate=Gate(median_max=9.0))
+    c = begun(settings)
+    tell(c, *asked(0.0, 1, 2, 3), garbage(1.0, 1), garbage(1.0, 1), garbage(1.0, 2), far(1.0, 3, 0.5))
+    new = again(c, settings)
+    assert new.quarantined == {1: "no such tensor"}
+    assert list(new.accepted) == [0.5]
+    assert tell(new, garbage(2.0, 2, why="x"))[0] == Quarantine(2, "x")
+    assert tell(new, *asked(2.0, 1)) == [TellQuarantined(1, "no such tensor")]
+    assert snapshot(again(new, settings)) == snapshot(new)
 
 
 # --- groups ----------------------------------------------------------------------------------------------------------

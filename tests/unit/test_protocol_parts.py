@@ -273,6 +273,7 @@ def test_what_is_overwritten_does_not_survive() -> None:
             for name in ("lease_s", "retry_after_s", "pace_wait_s", "until_s")
             for value in (0.0, -1.0, nan)
         ),
+        *(("bad_updates_max", value) for value in (0, -1)),
         ("staleness_max", -1),
         ("staleness_policy", "wait"),
     ],

@@ -109,9 +109,13 @@ def test_the_room_on_the_disk_is_bounded(tmp_path: Path) -> None:
     with pytest.raises(DiskFull, match="used up"):
         updates.begin(3, len(DATA))
     updates.remove({1})
-    updates.begin(3, len(DATA)).close()
+    coming = updates.begin(3, len(DATA))
     with pytest.raises(DiskFull):
         updates.begin(4, len(DATA))
+    coming.close()  # cut off: whoever needs the room gets it
+    updates.begin(4, len(DATA)).close()
+    assert updates.offset(3) == 0
+    assert not (tmp_path / "updates" / "3.part").exists()
     assert Updates(tmp_path / "updates", X_0.layout, Disk(), bytes_max=10**9).tasks() == {2}
 
 
@@ -153,7 +157,8 @@ def test_a_damaged_checkpoint_costs_time_only(name: str, tmp_path: Path) -> None
 
 
 def test_versions_are_few_in_memory_and_all_that_is_needed_on_disk(tmp_path: Path) -> None:
-    versions = Versions(tmp_path / "versions", X_0.layout, Disk(), on_disk=True)
+    room = 3 * 4 * X_0.layout.size
+    versions = Versions(tmp_path / "versions", X_0.layout, Disk(), on_disk=True, bytes_max=room)
     for t in range(6):
         versions.add(t, model(t).freeze())
     assert [versions.pull(t) is not None for t in range(6)] == [False, False, False, False, True, True]

@@ -102,7 +102,7 @@ def agree_with_one_by_one(task: offbeat.torch.Task, given: Sequence[Work]) -> No
         np.testing.assert_allclose(x_new, alone.x_new.vector, rtol=0, atol=TOLERANCE)
         assert not np.array_equal(x_new, x_tau.vector)
         assert (trained.samples, trained.gradients) == (alone.trained.samples, alone.trained.gradients)
-        assert trained.metrics["loss"] == pytest.approx(alone.trained.metrics["loss"], rel=1e-4)
+        assert trained.metrics["training_loss"] == pytest.approx(alone.trained.metrics["training_loss"], rel=1e-4)
 
 
 # --- the same numbers as one by one ----------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_long_trainings_go_on_span_by_span(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("offbeat.train.lanes.SAMPLES_AT_ONCE", 3 * LANES * 16)
     for (x_new, trained), (whole, report) in zip(together(task, x_tau, given), expected, strict=True):
         assert np.array_equal(x_new, whole)
-        assert trained.metrics["loss"] == pytest.approx(report.metrics["loss"], rel=1e-6)
+        assert trained.metrics["training_loss"] == pytest.approx(report.metrics["training_loss"], rel=1e-6)
         assert trained.gradients == report.gradients
 
 

@@ -86,7 +86,7 @@ def test_training_learns_and_reports() -> None:
     update = solve(task, x, Work(device=1))
     assert update.trained.samples == 30
     assert update.trained.gradients == 20 * 4
-    assert update.trained.metrics.keys() == {"loss"}
+    assert update.trained.metrics.keys() == {"training_loss"}
     assert task.evaluate(update.x_new)["loss"] < task.evaluate(x)["loss"] / 2
     assert task.evaluate(update.x_new)["accuracy"] > 0.8
 
@@ -372,3 +372,24 @@ def test_a_task_travels_by_its_arguments() -> None:
 def test_an_unknown_accelerator_is_refused() -> None:
     with pytest.raises(InvalidValue, match="accelerator is 'gpu'"):
         task_of(accelerator="gpu")
+
+
+def test_a_worker_measures_what_it_received_on_data_that_it_does_not_train_on() -> None:
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.standard_normal((2, 30, 4)).astype(np.float32), rng.integers(0, 3, (2, 30))
+    held_out = [(inputs[device][:10], targets[device][:10]) for device in range(2)]
+    data = [(inputs[device][10:], targets[device][10:]) for device in range(2)]
+
+    def task(**options: Any) -> offbeat.torch.Task:
+        make = lambda: nn.Linear(4, 3)  # noqa: E731
+        return offbeat.torch.Task(make, nn.functional.cross_entropy, data, local_iterations=3, **options)
+
+    asked = task(held_out=held_out)
+    x_tau = start(asked, 1)
+    trained = solve(asked, x_tau, Work(1)).trained
+    same = task(test=held_out[1]).evaluate(x_tau)
+    assert {name: trained.metrics[name] for name in ("loss", "accuracy")} == same
+    assert solve(task(), x_tau, Work(1)).trained.metrics.keys() == {"training_loss"}
+    assert asked.evaluate(x_tau) == {}
+    plain = solve(task(), x_tau, Work(1)).x_new.vector
+    assert solve(asked, x_tau, Work(1)).x_new.vector.tobytes() == plain.tobytes(), "measuring changes nothing"

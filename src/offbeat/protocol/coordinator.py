@@ -6,6 +6,7 @@ Rules kept here:
 - A lease's tau is the newest published version; staleness is counted from it to the mixing, so queued updates count.
 - A task is answered once. A push that comes again gets the first answer again and changes nothing.
 - A released lease frees its device, but a late push under it is still judged.
+- A worker whose updates are bad again and again is quarantined: it is given nothing, and what it pushes is refused.
 - It never waits for anybody: no start barrier, no fixed number of workers; they join and leave at any time.
 """
 
@@ -15,13 +16,16 @@ from dataclasses import replace
 from math import inf, isinf
 from typing import Any, assert_never
 
+from offbeat.core.gate import Accepted, clipped
 from offbeat.core.rules import Facts, Mix, Rule
 from offbeat.errors import InvariantBroken
+from offbeat.protocol.conduct import Conduct
 from offbeat.protocol.contribution import Contribution
 from offbeat.protocol.groups import Group
 from offbeat.protocol.leases import LeaseBook
 from offbeat.protocol.messages import (
     AnswerPush,
+    BadUpdateArrived,
     Command,
     Decision,
     Evaluated,
@@ -35,11 +39,13 @@ from offbeat.protocol.messages import (
     MixUpdate,
     Outcome,
     PublishVersion,
+    Quarantine,
     ReleaseTask,
     RequestEnded,
     SendTask,
     TaskRequested,
     TellFinished,
+    TellQuarantined,
     TimePassed,
     UpdateArrived,
     UpdateMixed,
@@ -47,6 +53,7 @@ from offbeat.protocol.messages import (
     WakeAt,
     WorkerJoined,
     WorkerLeft,
+    WorkerReadmitted,
 )
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Idle, Scheduler
@@ -86,6 +93,9 @@ class Coordinator:
         self.not_finite = 0
         """Updates in a row that were refused for NaN or infinity."""
         self.memory = rule.memory
+        self.accepted: Accepted = ()
+        """What the gate remembers."""
+        self.conduct = Conduct(plan.bad_updates_max)
         self.book = LeaseBook(plan.released_kept)
         self.answers: OrderedDict[int, AnswerPush] = OrderedDict()
         self.idle = Idle(self.scheduler.choice, seed)
@@ -141,6 +151,10 @@ class Coordinator:
                 self._returned(event)
             case RequestEnded():
                 self.idle.discard(event.worker)
+            case BadUpdateArrived():
+                self._bad_arrived(event)
+            case WorkerReadmitted():
+                self.conduct.readmit(event.worker)
             case HeartbeatArrived():
                 self.book.extend(event.task, self.at + self.plan.lease_s)
             case Evaluated():
@@ -170,6 +184,21 @@ class Coordinator:
     def queued(self) -> int:
         """Updates decided on and not yet mixed."""
         return self.applied - self.mixed
+
+    @property
+    def quarantined(self) -> dict[int, str]:
+        """Workers that are given nothing, and what was wrong with their latest update."""
+        return self.conduct.quarantined
+
+    @property
+    def needs_distance(self) -> bool:
+        """Every update must be measured against its x_tau."""
+        return self.rule.needs_distance or self.plan.gate is not None
+
+    @property
+    def needs_base(self) -> bool:
+        """Updates are mixed with their x_tau, so leased versions must be kept."""
+        return self.rule.needs_base or (self.plan.gate is not None and self.plan.gate.needs_base)
 
     @property
     def needs_evaluation(self) -> bool:
@@ -243,7 +272,8 @@ class Coordinator:
     def _fleet_joined(self, event: FleetJoined) -> None:
         self._fleet = event.devices
         for worker in range(event.size):
-            self.idle.add(worker, self._mass(worker))
+            if worker not in self.quarantined:
+                self.idle.add(worker, self._mass(worker))
 
     def _mass(self, worker: int) -> float:
         return self.contribution.mass.get(self.device(worker), 0.0)
@@ -252,6 +282,8 @@ class Coordinator:
         lease = self.book.of_worker(worker)
         if self.ending:
             self._commands.append(TellFinished(worker))
+        elif worker in self.quarantined:
+            self._commands.append(TellQuarantined(worker, self.quarantined[worker]))
         elif lease:
             self._commands.append(SendTask(lease))
         else:
@@ -269,15 +301,31 @@ class Coordinator:
         if lease and lease.worker == event.worker:
             self._release(lease)
 
+    def _bad_arrived(self, event: BadUpdateArrived) -> None:
+        """It counts where a push would be judged, open lease or released; nobody can make it count for another."""
+        lease, _ = self.book.find(event.task)
+        if lease and lease.worker == event.worker and not self.ending:
+            self._misbehaved(event.worker, event.why)
+
+    def _misbehaved(self, worker: int, why: str) -> None:
+        if not self.conduct.bad(worker, why):
+            return
+        self.idle.discard(worker)
+        self._commands.append(Quarantine(worker, why))
+        lease = self.book.of_worker(worker)
+        if lease:
+            self._release(lease, revoked=True)
+
     # --- updates -----------------------------------------------------------------------------------------------------
 
     def _arrived(self, event: UpdateArrived) -> None:
         answer = self._judge(event)
+        self._commands.append(answer)
         if answer.decision and not answer.repeated:
             self.answers[event.task] = replace(answer, repeated=True)
             if len(self.answers) > self.plan.answers_kept:
                 self.answers.popitem(last=False)
-        self._commands.append(answer)
+            self._note_conduct(event, answer.outcome)
 
     def _judge(self, event: UpdateArrived) -> AnswerPush:
         first = self.answers.get(event.task)
@@ -299,10 +347,15 @@ class Coordinator:
     def _outcome(self, event: UpdateArrived, lease: Lease, *, revoked: bool) -> Outcome:
         if self.ending:
             return Outcome.FINISHED
+        if event.worker in self.quarantined:
+            return Outcome.QUARANTINED
         if not event.finite:
             return Outcome.NOT_FINITE
-        if revoked or self.t_decided - lease.tau > self._bound() or self._would_break_a_promise(lease):
+        stale = event.base_gone or self.t_decided - lease.tau > self._bound()
+        if revoked or stale or self._would_break_a_promise(lease):
             return Outcome.TOO_STALE
+        if not self._gated(event)[0]:
+            return Outcome.TOO_LARGE
         return Outcome.BUSY if self.queued >= self.plan.queue_max else Outcome.APPLIED
 
     def _would_break_a_promise(self, late: Lease) -> bool:
@@ -316,12 +369,11 @@ class Coordinator:
         return 0 if self.scheduler.group else self.plan.bound()
 
     def _decide(self, event: UpdateArrived, lease: Lease, outcome: Outcome) -> Decision:
-        t, staleness, mix = self.t_decided + 1, self.t_decided - lease.tau, None
-        if outcome is Outcome.APPLIED:
-            facts = Facts(t, lease.tau, lease.device, event.samples, event.distance)
-            mix, self.memory = self.rule.decide(facts, self.memory)
+        t, staleness = self.t_decided + 1, self.t_decided - lease.tau
+        mix = self._weighed(event, lease, t) if outcome is Outcome.APPLIED else None
         self.sequence += 1
-        self.not_finite = self.not_finite + 1 if outcome is Outcome.NOT_FINITE else 0
+        if outcome is not Outcome.QUARANTINED:  # whose numbers nobody looked at
+            self.not_finite = self.not_finite + 1 if outcome is Outcome.NOT_FINITE else 0
         gradients = event.gradients
         decision = Decision(self.sequence, self.at, lease, outcome, t, staleness, mix, event.samples, gradients)
         self._forget_held(lease)
@@ -329,6 +381,32 @@ class Coordinator:
         if mix is not None:
             self._apply(decision, mix)
         return decision
+
+    def _weighed(self, event: UpdateArrived, lease: Lease, t: int) -> Mix:
+        """The coefficients of an update; the rule sees it as the gate lets it through."""
+        factor, accepted = self._gated(event)
+        distance = None if event.distance is None else event.distance * factor
+        facts = Facts(t, lease.tau, lease.device, event.samples, distance)
+        mix, self.memory = self.rule.decide(facts, self.memory)
+        self.accepted = accepted
+        return clipped(mix, factor)
+
+    def _gated(self, event: UpdateArrived) -> tuple[float, Accepted]:
+        """What the gate makes of this update, and what it remembers once the update is applied."""
+        if self.plan.gate is None:
+            return 1.0, self.accepted
+        if event.distance is None:
+            raise InvariantBroken(f"the gate needs ||x_new - x_tau||, which was not measured: {event}")
+        return self.plan.gate.judge(event.distance, self.accepted)
+
+    def _note_conduct(self, event: UpdateArrived, outcome: Outcome) -> None:
+        if outcome is Outcome.APPLIED:
+            self.conduct.good(event.worker)
+        elif outcome is Outcome.NOT_FINITE:
+            self._misbehaved(event.worker, "its update holds NaN or infinity")
+        elif outcome is Outcome.TOO_LARGE and self.plan.gate:
+            limit = self.plan.gate.limit(self.accepted)
+            self._misbehaved(event.worker, f"its ||x_new - x_tau|| is {event.distance:g}; {limit:g} is accepted")
 
     def _apply(self, decision: Decision, mix: Mix) -> None:
         lease = decision.lease

@@ -32,5 +32,9 @@ def _invariants(c: Coordinator) -> Iterator[tuple[str, bool]]:
     yield "a released lease is not open", not c.leases.keys() & c.released.keys()
     yield "an answered task is not waiting for a late push", not c.released.keys() & c.answers.keys()
     yield "who has a lease does not wait", not any(worker in c.idle for worker in workers)
+    yield (
+        "who is quarantined has no open lease and does not wait",
+        not any(worker in workers or worker in c.idle for worker in c.quarantined),
+    )
     yield "tau is a published version", all(0 <= lease.tau <= c.t for lease in c.leases.values())
     yield "what is kept is bounded", len(c.answers) <= plan.answers_kept and len(c.released) <= plan.released_kept

@@ -19,6 +19,10 @@ class Outcome(StrEnum):
     APPLIED = "applied"
     TOO_STALE = "too_stale"
     NOT_FINITE = "not_finite"
+    TOO_LARGE = "too_large"
+    """||x_new - x_tau|| is above what the gate accepts."""
+    QUARANTINED = "quarantined"
+    """The worker is quarantined: its update was not looked at any further."""
     FINISHED = "finished"
     UNKNOWN_TASK = "unknown_task"
     NOT_YOURS = "not_yours"
@@ -78,6 +82,8 @@ class WorkerJoined:
     device: int
     name: str = ""
     """What the worker calls itself; a server knows it again by this."""
+    session: str = ""
+    """Digest of the secret that the worker's messages carry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +138,26 @@ class UpdateArrived:
     distance: float | None = None
     digest: str = ""
     """sha256 of the update's bytes, where they lie in a file."""
+    base_gone: bool = False
+    """The data plane no longer has x_tau, which the rule or the gate needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadUpdateArrived:
+    """An update that could not even be looked at: a wrong shape, garbage. Its lease stays open for another push."""
+
+    at: float
+    worker: int
+    task: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReadmitted:
+    """Somebody decided that a quarantined worker may go on."""
+
+    at: float
+    worker: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +199,8 @@ Event = (
     | RequestEnded
     | HeartbeatArrived
     | UpdateArrived
+    | BadUpdateArrived
+    | WorkerReadmitted
     | UpdateMixed
     | VersionPublished
     | Evaluated
@@ -239,10 +267,36 @@ class TellFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class Quarantine:
+    """Too many updates of this worker were bad: it is given no task until it is readmitted."""
+
+    worker: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TellQuarantined:
+    """The worker asked for a task, and gets none."""
+
+    worker: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     reason: str
 
 
 Command = (
-    SendTask | ReleaseTask | MixUpdate | PublishVersion | AnswerPush | EvaluateModel | WakeAt | TellFinished | Finish
+    SendTask
+    | ReleaseTask
+    | MixUpdate
+    | PublishVersion
+    | AnswerPush
+    | EvaluateModel
+    | WakeAt
+    | TellFinished
+    | Quarantine
+    | TellQuarantined
+    | Finish
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal, Self, get_args
 
+from offbeat.core.gate import Gate
 from offbeat.errors import InvalidValue
 
 StalenessPolicy = Literal["weigh", "reject", "pace"]
@@ -57,6 +58,10 @@ class Plan:
     staleness_max: int | None = None
     pace_wait_s: float = 60.0
     """Under `pace`, a lease that holds others back for longer is revoked."""
+    gate: Gate | None = None
+    """How far an update may lie from its x_tau; None is any distance."""
+    bad_updates_max: int | None = None
+    """A worker whose updates were bad so many times in a row is quarantined; None is never."""
     epochs: int | None = None
     gradients: int | None = None
     until_s: float = inf
@@ -73,7 +78,7 @@ class Plan:
     def __post_init__(self) -> None:
         for name in ("in_flight_max", "queue_max", "evaluate_every", "answers_kept", "released_kept"):
             self._at_least(name, 1)
-        for name in ("tasks_per_device", "epochs", "gradients", "not_finite_max"):
+        for name in ("tasks_per_device", "bad_updates_max", "epochs", "gradients", "not_finite_max"):
             self._at_least(name, 1)
         for name in ("lease_s", "retry_after_s", "pace_wait_s", "until_s"):
             if not getattr(self, name) > 0:

@@ -30,6 +30,8 @@ def snapshot(c: Coordinator) -> State:
         "at": c.at,
         **{name: getattr(c, name) for name in COUNTERS},
         "memory": dict(c.memory),
+        "accepted": list(c.accepted),
+        "conduct": c.conduct.state(),
         "ending": c.ending,
         "finished": c.finished,
         "book": c.book.state(_from_lease),
@@ -57,7 +59,8 @@ def restored(
     c.at = state["at"]
     for name in COUNTERS:
         setattr(c, name, state[name])
-    c.memory = state["memory"]
+    c.memory, c.accepted = state["memory"], state["accepted"]
+    c.conduct.restore(state["conduct"])
     c.ending, c.finished = state["ending"], state["finished"]
     c.book.restore(state["book"], _lease)
     c.answers = OrderedDict((answer.task, answer) for answer in map(_answer, state["answers"]))

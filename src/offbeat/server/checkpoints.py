@@ -5,6 +5,7 @@ Rules kept here:
 - It can be redone from the ledger and the updates since the one before it: what they hold is never in one place alone.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any, NamedTuple
 
 from offbeat.core.layout import Layout, Model
 from offbeat.errors import InvalidValue
-from offbeat.storage.disk import Disk
-from offbeat.wire import body_of, header_of, unpack
+from offbeat.storage.disk import Bytes, Disk
+from offbeat.wire import BadPayload, body_of, header_of, mapped
 
 KEPT = 2
 
@@ -39,11 +40,18 @@ class Checkpoints:
     def write(self, checkpoint: Checkpoint) -> None:
         """Keep it; the state comes last, and without it the vectors are no checkpoint."""
         names = ("w",) if checkpoint.w is checkpoint.x else ("w", "x")
-        for name in names:
-            model: Model = getattr(checkpoint, name)
-            self.disk.write_whole(self._file(checkpoint.mark, name), [header_of(self.layout), *body_of(model)])
-        text = json.dumps({"mark": checkpoint.mark, "vectors": names, "state": checkpoint.state}, allow_nan=False)
+        vectors = {name: self._written(checkpoint.mark, name, getattr(checkpoint, name)) for name in names}
+        text = json.dumps({"mark": checkpoint.mark, "vectors": vectors, "state": checkpoint.state})
         self.disk.write_whole(self._file(checkpoint.mark, "json"), [text.encode()])
+
+    def _written(self, mark: int, name: str, model: Model) -> str:
+        """Write one vector; its sha256."""
+        parts: list[Bytes] = [header_of(self.layout), *body_of(model)]
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(part)
+        self.disk.write_whole(self._file(mark, name), parts)
+        return digest.hexdigest()
 
     def marks(self) -> list[int]:
         """Those that are there, the newest first."""
@@ -53,12 +61,17 @@ class Checkpoints:
         """One of them; refused where it is damaged."""
         try:
             kept = json.loads(self._file(mark, "json").read_bytes())
-            vectors = {
-                name: unpack(self._file(mark, name).read_bytes(), self.layout).freeze() for name in kept["vectors"]
-            }
+            vectors = {name: self._read(self._file(mark, name), digest) for name, digest in kept["vectors"].items()}
             return Checkpoint(kept["mark"], kept["state"], vectors["w"], vectors.get("x", vectors["w"]))
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
             raise InvalidValue(f"checkpoint {mark} in {self.path} is damaged: {error}") from error
+
+    def _read(self, file: Path, digest: str) -> Model:
+        """A vector, mapped: it takes no memory of ours until a newer one takes its place."""
+        with file.open("rb") as opened:
+            if hashlib.file_digest(opened, "sha256").hexdigest() != digest:
+                raise BadPayload(f"{file} does not hold what was written")
+        return mapped(file, self.layout)
 
     def usable(self) -> Iterator[Checkpoint]:
         """Those that can be read, the newest first."""

@@ -26,9 +26,11 @@ from offbeat.protocol.messages import (
     Lease,
     MixUpdate,
     PublishVersion,
+    Quarantine,
     ReleaseTask,
     SendTask,
     TellFinished,
+    TellQuarantined,
     TimePassed,
     UpdateMixed,
     VersionPublished,
@@ -39,11 +41,17 @@ from offbeat.server.mixer import Mixed, Order
 from offbeat.storage.ledger import Ledger
 
 WAIT_MAX_S = 3600.0
+STUCK_RETRY_S = 1.0
+"""How often the ledger is tried again while the disk is full."""
 BATCH_MAX = 256
 """Events that one commit covers at most."""
 
 Happened = Callable[[float], Event]
 """An event, once it is known when it happened."""
+
+
+class Stuck(OffbeatError):
+    """The ledger cannot be written now: nothing can be decided, and nobody is told anything until it can."""
 
 
 class Effects(Protocol):
@@ -53,8 +61,10 @@ class Effects(Protocol):
     def lease(self, lease: Lease) -> None: ...
     def released(self, lease: Lease) -> None: ...
     def finished_worker(self, worker: int) -> None: ...
+    def quarantined_worker(self, worker: int, why: str) -> None: ...
     def evaluate(self, t: int) -> None: ...
     def published(self, mixed: Mixed) -> None: ...
+    def turned(self, events: int) -> None: ...
     def over(self, reason: str) -> None: ...
 
 
@@ -64,6 +74,8 @@ class Told:
 
     happened: Happened
     answer: "Future[list[Command]]"
+    must: bool = False
+    """Must be known, if not now then once the ledger can be written again."""
 
 
 @dataclass(slots=True)
@@ -86,9 +98,14 @@ class Hub:
     def __init__(self, coordinator: Coordinator, ledger: Ledger, clock: Clock, effects: Effects) -> None:
         self.coordinator, self.ledger, self.clock, self.effects = coordinator, ledger, clock, effects
         self.failure: BaseException | None = None
+        self.trouble: str | None = None
+        """Why nothing can be decided at the moment, if so."""
+        self._stop, self._ended = threading.Event(), threading.Event()
         self._queue: SimpleQueue[Item] = SimpleQueue()
         self._wake = coordinator.wakes_at
         self._current: Sequence[Item] = ()
+        self._late: list[Item] = []
+        """Came while the ledger could not be written."""
         self._thread = threading.Thread(target=self._live, name="hub", daemon=True)
 
     # --- from other threads ------------------------------------------------------------------------------------------
@@ -99,19 +116,27 @@ class Hub:
 
     def stop(self) -> None:
         """Handle what was told, commit, and end."""
+        self._stop.set()
         self._queue.put(None)
         if self._thread.is_alive():
             self._thread.join()
 
-    def tell(self, happened: Happened) -> "Future[list[Command]]":
-        """Say what happened; the coordinator's answer comes when it is on the disk."""
-        told = Told(happened, Future())
-        self._put(told)
+    def tell(self, happened: Happened, *, must: bool = False) -> "Future[list[Command]]":
+        """Say what happened; the coordinator's answer comes when it is on the disk.
+
+        While the ledger cannot be written this is refused, except for what `must` be known once it can.
+        """
+        told = Told(happened, Future(), must)
+        self._put(told, must=must)
         return told.answer
 
-    def _put(self, item: Item) -> None:
+    def _put(self, item: Item, *, must: bool = False) -> None:
         if self.failure is not None:
             raise OffbeatError(f"the server failed: {self.failure}") from self.failure
+        if self._ended.is_set():
+            raise OffbeatError("the server has stopped")
+        if self.trouble is not None and not must:
+            raise Stuck(self.trouble)
         self._queue.put(item)
 
     def fail(self, error: BaseException) -> None:
@@ -138,6 +163,9 @@ class Hub:
             self.failure = error
             self._refuse_all(error)
             self.effects.over(f"the server failed: {error}")
+        finally:
+            self._ended.set()
+            self._refuse_queued(OffbeatError("the server has stopped"))
 
     def _turn(self) -> bool:
         """Handle what waits, commit once, then let it take effect. False when it is time to end."""
@@ -148,10 +176,26 @@ class Hub:
         if self.clock.now() >= self._wake:
             self._wake = inf
             outcomes.append((None, self._handle(TimePassed(self.clock.now()))))
-        self.ledger.flush()
+        self._flush()
         for cause, commands in outcomes:
             self._take_effect(cause, commands)
+        self.effects.turned(len(outcomes))
         return None not in batch
+
+    def _flush(self) -> None:
+        """Commit; where the disk is full, keep what waits and try until there is room, or until the server stops."""
+        while True:
+            try:
+                self.ledger.flush()
+            except OffbeatError as error:
+                self.trouble = str(error)
+                self._refuse_waiting(Stuck(self.trouble))
+                self._refuse_queued(Stuck(self.trouble))
+                if self._stop.wait(STUCK_RETRY_S):
+                    raise
+            else:
+                self.trouble = None
+                return
 
     def _handled(self, item: Item) -> list[Outcome]:
         match item:
@@ -176,9 +220,11 @@ class Hub:
 
     def _batch(self) -> Sequence[Item]:
         patience = min(max(0.0, self._wake - self.clock.now()), WAIT_MAX_S)
-        batch: list[Item] = []
+        batch: list[Item] = [*self._late]
+        self._late.clear()
         with suppress(Empty):
-            batch.append(self._queue.get(timeout=patience))
+            if not batch:
+                batch.append(self._queue.get(timeout=patience))
             while len(batch) < BATCH_MAX:
                 batch.append(self._queue.get_nowait())
         return batch
@@ -215,18 +261,36 @@ class Hub:
                 self.effects.released(command.lease)
             case TellFinished():
                 self.effects.finished_worker(command.worker)
+            case TellQuarantined():
+                self.effects.quarantined_worker(command.worker, command.why)
             case EvaluateModel():
                 self.effects.evaluate(command.t)
             case Finish():
                 self.effects.over(command.reason)
-            case AnswerPush() | WakeAt():
+            case AnswerPush() | Quarantine() | WakeAt():
                 pass
 
-    def _refuse_all(self, error: BaseException) -> None:
-        waiting = [*self._current]
+    def _refuse_waiting(self, error: BaseException) -> None:
+        """Who waits for a decision that is made but cannot be written is told to come back; it is not unmade."""
+        for item in self._current:
+            if isinstance(item, Told | Asked) and not item.answer.done():
+                item.answer.set_exception(error)
+
+    def _refuse_queued(self, error: BaseException) -> None:
+        """What has not been looked at can be refused; what must be known, and what was mixed, waits on."""
+        kept: list[Item] = []
         with suppress(Empty):
             while True:
-                waiting.append(self._queue.get_nowait())
-        for item in waiting:
-            if isinstance(item, Told | Asked) and not item.answer.done():
+                item = self._queue.get_nowait()
+                if isinstance(item, Asked) or (isinstance(item, Told) and not item.must):
+                    item.answer.set_exception(error)
+                else:
+                    kept.append(item)
+        self._late.extend(kept)
+
+    def _refuse_all(self, error: BaseException) -> None:
+        self._refuse_waiting(error)
+        self._refuse_queued(error)
+        for item in self._late:
+            if isinstance(item, Told):
                 item.answer.set_exception(error)

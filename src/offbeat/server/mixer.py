@@ -13,8 +13,9 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 from offbeat.core.kernel import Term, Updater
-from offbeat.core.layout import Model, aligned
+from offbeat.core.layout import Model
 from offbeat.protocol.messages import MixUpdate, PublishVersion
+from offbeat.server.pool import Pool
 
 Order = MixUpdate | PublishVersion
 PASS_MAX = 8
@@ -47,6 +48,7 @@ class Mixer:
         """`update_of` a task and `version_of` a tau give models; `done` hears of every pass, or of what went wrong."""
         self.w, self.x = w, x
         self._updater, self._update_of, self._version_of, self._done = updater, update_of, version_of, done
+        self._pool = Pool(w.layout.size)
         self._orders: SimpleQueue[Order | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._live, name="mixer", daemon=True)
 
@@ -82,7 +84,7 @@ class Mixer:
                 raise AssertionError("a refused update is never mixed")
             newest = self._update_of(lease.task)
             terms.append(Term(mix, newest.vector, self._version_of(lease.tau).vector if mix.base else None))
-        out = aligned(self.w.layout.size)
+        out = self._pool.take()
         self._updater.mix(out, self.w.vector, terms)
         return Model(self.w.layout, out, {n: array.copy() for n, array in newest.carried.items()}).freeze()
 

@@ -21,7 +21,8 @@ from offbeat.server.checkpoints import Checkpoint, Checkpoints
 from offbeat.server.mixer import Mixer, Order
 from offbeat.server.updates import Updates
 from offbeat.storage.ledger import Ledger
-from offbeat.storage.rows import as_decision, as_event
+from offbeat.storage.rows import as_arrival, as_decision, as_event
+from offbeat.wire import BadPayload
 
 
 class Lost(OffbeatError):
@@ -56,10 +57,12 @@ class Redo:
         """`dropped` are the decisions that are known to be lost."""
         self.checkpoint, self.coordinator, self.mixer, self.updates = checkpoint, coordinator, mixer, updates
         self.dropped, self.lost = set(dropped), list[Decision]()
+        self.ledger: Ledger
         self._waiting: deque[Order] = deque()
 
     def through(self, ledger: Ledger, *, drop_damaged: bool) -> list[Order]:
         """Redo everything after the checkpoint; answers what is decided on and not mixed."""
+        self.ledger = ledger
         recorded = {d.sequence: d for d in map(as_decision, ledger.rows("decided")) if d.mix is not None}
         self._waiting.extend(self._unmixed_then(recorded))
         for row in ledger.rows(after=self.checkpoint.mark):
@@ -103,6 +106,7 @@ class Redo:
             self._publish_without(order)
             return
         try:
+            self._check(order)
             self.mixer.apply([order])
         except InvalidValue as error:
             if not isinstance(order, MixUpdate):
@@ -111,6 +115,14 @@ class Redo:
                 raise Lost(order.decision, self.updates.whole(order.decision.lease.task), str(error)) from error
             self.lost.append(order.decision)
             self._publish_without(order)
+
+    def _check(self, order: Order) -> None:
+        """Are these the bytes that were acknowledged?"""
+        if isinstance(order, MixUpdate):
+            task = order.decision.lease.task
+            wanted = [arrival.digest for arrival in map(as_arrival, self.ledger.rows("arrived", task=task))]
+            if self.updates.digest(task) not in wanted:
+                raise BadPayload("its contents are not those that were acknowledged")
 
     def _publish_without(self, order: MixUpdate) -> None:
         if order.decision.mix is not None and order.decision.mix.publish:

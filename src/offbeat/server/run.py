@@ -12,9 +12,11 @@ Rules kept here:
 """
 
 import json
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,10 +28,13 @@ from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import (
     AnswerPush,
     Command,
+    Decision,
     HeartbeatArrived,
     Lease,
+    MixUpdate,
     Outcome,
     RequestEnded,
+    TimePassed,
     UpdateArrived,
 )
 from offbeat.protocol.plan import Plan
@@ -41,14 +46,23 @@ from offbeat.server.hub import Hub
 from offbeat.server.mixer import Mixed, Mixer, Order
 from offbeat.server.recovery import recover
 from offbeat.server.updates import Updates
-from offbeat.server.versions import Versions
+from offbeat.server.versions import VersionGone, Versions
 from offbeat.storage.disk import Disk
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import as_decision
 
 CHECKPOINT_EVERY = 100
 """Versions between two checkpoints."""
+CHECKPOINT_ROWS = 50_000
+"""Events after which there is a checkpoint without new versions: a restart goes through all that came after one."""
 UPDATES_BYTES_MAX = 20 << 30
+EVERYTHING = 1 << 62
+VERSIONS_BYTES_MAX = 1 << 30
+ROOM = 8
+"""There is a checkpoint whenever the updates since the last fill this part of their room: two later, they can go."""
+RETRY_S = 1.0
+
+log = logging.getLogger("offbeat.server")
 
 
 class Desk(Protocol):
@@ -57,7 +71,9 @@ class Desk(Protocol):
     def lease(self, lease: Lease) -> None: ...
     def released(self, lease: Lease) -> None: ...
     def finished_worker(self, worker: int) -> None: ...
+    def quarantined_worker(self, worker: int, why: str) -> None: ...
     def evaluate(self, t: int, x: Model) -> None: ...
+    def published(self, t: int) -> None: ...
     def over(self, reason: str) -> None: ...
 
 
@@ -78,19 +94,39 @@ class ServedRun:
         threads: int = 1,
         checkpoint_every: int = CHECKPOINT_EVERY,
         updates_bytes_max: int = UPDATES_BYTES_MAX,
+        versions_bytes_max: int = VERSIONS_BYTES_MAX,
+        keep_updates: bool = False,
         drop_damaged: bool = False,
     ) -> None:
         """Go on with the run in this folder, which `begin` made."""
         self.folder, self.rule, self.desk, self.disk = folder, rule, desk, disk or Disk()
         self.layout = layout_from(json.loads((folder / "layout.json").read_bytes()))
-        self.updates = Updates(folder / "updates", self.layout, self.disk, bytes_max=updates_bytes_max)
-        self.versions = Versions(folder / "versions", self.layout, self.disk, on_disk=rule.needs_base)
+        self.updates = Updates(
+            folder / "updates", self.layout, self.disk, bytes_max=EVERYTHING if keep_updates else updates_bytes_max
+        )
+        if self.updates.bytes_max < ROOM * self.updates.size:
+            raise InvalidValue(
+                f"updates_bytes_max is {updates_bytes_max}, but {ROOM} updates of this model take "
+                f"{ROOM * self.updates.size} bytes; give it more room"
+            )
+        needs_base = rule.needs_base or (plan.gate is not None and plan.gate.needs_base)
+        self.versions = Versions(
+            folder / "versions",
+            self.layout,
+            self.disk,
+            on_disk=needs_base or rule.needs_distance or plan.gate is not None,
+            bytes_max=versions_bytes_max,
+        )
         self.checkpoints = Checkpoints(folder / "checkpoints", self.layout, self.disk)
         self.ledger = Ledger.open(folder / "ledger.sqlite", durable=True)
         self.ledger.on_commit = lambda: self.disk.committed(self.ledger.path)
         self.updater = Updater(threads)
+        self.staleness = Staleness(self.ledger)
+        self.keep_updates = keep_updates
         self._every, self._checkpointing = checkpoint_every, threading.Event()
-        self._checkpointed = 0
+        self._checkpointed = self._rows = self._bytes = 0
+        self._marked = -1
+        self._stopping = threading.Event()
         self._writer: threading.Thread | None = None
         self._recover(rule, plan, scheduler, clock_of, seed=seed, drop_damaged=drop_damaged)
 
@@ -102,7 +138,6 @@ class ServedRun:
             pass
         disk.committed(folder / "ledger.sqlite")
         state = snapshot(Coordinator(rule, plan, scheduler, seed=seed))
-        x_0 = x_0.copy().freeze()
         Checkpoints(folder / "checkpoints", x_0.layout, disk).write(Checkpoint(0, state, x_0, x_0))
 
     # --- beginning ---------------------------------------------------------------------------------------------------
@@ -125,7 +160,7 @@ class ServedRun:
             drop_damaged=drop_damaged,
         )
         self.coordinator, self.mixer = found.coordinator, found.mixer
-        self.updates.remove_partials()
+        self.updates.tidy({d.lease.task for d in decisions_of(self.ledger, self.updates.tasks())})
         self.versions.add(self.coordinator.t, self.mixer.x)
         self.clock = clock_of(self.coordinator.at)
         self.hub = Hub(self.coordinator, self.ledger, self.clock, self)
@@ -147,12 +182,15 @@ class ServedRun:
 
     def stop(self) -> None:
         """Finish what was begun, keep a checkpoint, and close."""
+        self._stopping.set()
         self.mixer.stop()
         self.hub.stop()
         if self._writer is not None:
             self._writer.join()
         if self.hub.failure is None:
-            self._write(self._checkpoint())
+            with suppress(OSError):  # without it, a restart redoes a little more
+                self.checkpoints.write(self._checkpoint())
+                self.checkpoints.prune()
         self.updater.close()
         self.ledger.close()
 
@@ -166,29 +204,49 @@ class ServedRun:
 
     def push(self, worker: int, task: int, samples: int, gradients: int, digest: str) -> "Future[list[Command]]":
         """A whole update lies on the disk: look at it here, let it be decided on there. Blocks while it looks."""
-        update = self.updates.mapped(task)
-        lease = self.hub.ask(lambda c: c.leases.get(task) or c.released.get(task, (None,))[0]).result()
-        reference = None
-        if self.rule.needs_distance and lease is not None:
-            reference = self.versions.of(lease.tau).vector
-        seen = self.updater.measure(update.vector, reference)
-        distance = seen.distance if reference is not None else None
-        answer = self.hub.tell(
-            lambda at: UpdateArrived(at, worker, task, samples, gradients, seen.finite, distance, digest)
-        )
-        answer.add_done_callback(lambda done: self._forget_refused(task, done))
+        try:
+            update = self.updates.mapped(task)
+        except InvalidValue:
+            self.updates.remove({task})
+            raise
+        lease = self.hub.ask(lambda c: c.book.find(task)[0]).result()
+        with ExitStack() as pin:
+            if lease is not None:
+                pin.enter_context(self.versions.pinned(lease.tau))
+            finite, distance, base_gone = self._seen(update, lease)
+            answer = self.hub.tell(
+                lambda at: UpdateArrived(at, worker, task, samples, gradients, finite, distance, digest, base_gone)
+            )
+            unpin = pin.pop_all()
+        answer.add_done_callback(lambda done: self._judged(task, done, unpin))
         return answer
+
+    def _seen(self, update: Model, lease: Lease | None) -> tuple[bool, float | None, bool]:
+        """Is it finite, how far is it from x_tau where that matters, and is x_tau gone where it is needed?"""
+        if lease is None or not self.versions.on_disk:
+            return self.updater.measure(update.vector, None).finite, None, False
+        try:
+            seen = self.updater.measure(update.vector, self.versions.of(lease.tau).vector)
+        except VersionGone:
+            return self.updater.measure(update.vector, None).finite, None, True
+        return seen.finite, seen.distance if self.coordinator.needs_distance else None, False
+
+    def _judged(self, task: int, done: "Future[list[Command]]", unpin: ExitStack) -> None:
+        unpin.close()
+        self._forget_refused(task, done)
 
     def _forget_refused(self, task: int, done: "Future[list[Command]]") -> None:
         if done.exception() is None:
-            outcome = next(command.outcome for command in done.result() if isinstance(command, AnswerPush))
-            if outcome not in (Outcome.APPLIED, Outcome.BUSY):
+            answer = next(command for command in done.result() if isinstance(command, AnswerPush))
+            if answer.outcome not in (Outcome.APPLIED, Outcome.BUSY):
                 self.updates.remove({task})
 
     # --- what the hub makes happen -----------------------------------------------------------------------------------
 
     def mix(self, order: Order) -> None:
         """Mix it when its turn comes."""
+        if isinstance(order, MixUpdate):
+            self.staleness.count(order.decision.staleness)
         self.mixer.put(order)
 
     def lease(self, lease: Lease) -> None:
@@ -202,6 +260,10 @@ class ServedRun:
     def finished_worker(self, worker: int) -> None:
         """There is nothing more to do for it."""
         self.desk.finished_worker(worker)
+
+    def quarantined_worker(self, worker: int, why: str) -> None:
+        """It gets no task."""
+        self.desk.quarantined_worker(worker, why)
 
     def evaluate(self, t: int) -> None:
         """Measure a version, if it is still there."""
@@ -218,44 +280,118 @@ class ServedRun:
         if isinstance(mixed, BaseException):
             self.hub.fail(mixed)
             return
-        if mixed.t is not None:
-            self.versions.add(mixed.t, mixed.x)
+        if mixed.t is not None and not self._added(mixed.t, mixed.x):
+            return
         self.hub.mixed(mixed)
+
+    def _added(self, t: int, x: Model) -> bool:
+        """Keep a version; where the disk is full, mixing waits until there is room. False where the server stops."""
+        while True:
+            try:
+                self.versions.add(t, x)
+            except OSError as error:
+                log.warning("version %s cannot be kept: %s", t, error)
+                if self._stopping.wait(RETRY_S):
+                    return False
+            else:
+                return True
 
     def published(self, mixed: Mixed) -> None:
         """A pass is in the ledger: time for a checkpoint?"""
         c = self.coordinator
-        due = c.t - self._checkpointed >= self._every
-        if due and not self._checkpointing.is_set() and (not c.scheduler.group or c.t == c.t_decided):
-            self._checkpointed = c.t
-            self._checkpointing.set()
-            checkpoint = Checkpoint(self.ledger.mark(), snapshot(c), mixed.w, mixed.x)
-            self._writer = threading.Thread(target=self._write, args=(checkpoint,), name="checkpoint", daemon=True)
-            self._writer.start()
+        if mixed.t is not None:
+            self.desk.published(mixed.t)
+        crowded = self.updates.bytes() - self._bytes >= self.updates.bytes_max // ROOM
+        due = c.t - self._checkpointed >= self._every or crowded
+        if due and (not c.scheduler.group or c.t == c.t_decided):
+            self._checkpoint_aside(mixed.w, mixed.x)
+
+    def turned(self, events: int) -> None:
+        """So many events are in the ledger: a fleet that only asks, or finds no room, needs a checkpoint, too."""
+        self._rows += events
+        c = self.coordinator
+        due = self._rows >= CHECKPOINT_ROWS or self.updates.short  # whoever finds no room asks again, and turns the hub
+        if not due or self._checkpointing.is_set() or c.queued or c.t != c.t_decided:
+            return
+        if self.ledger.mark() == self._marked:  # another checkpoint of the same moment would not be another one
+            self.hub.tell(TimePassed, must=True)
+        else:
+            self._checkpoint_aside(self.mixer.w, self.mixer.x)
+
+    def _checkpoint_aside(self, w: Model, x: Model) -> None:
+        if self._checkpointing.is_set():
+            return
+        self._checkpointing.set()
+        self.updates.short = False
+        self._checkpointed, self._rows, self._bytes = self.coordinator.t, 0, self.updates.bytes()
+        self._marked = self.ledger.mark()
+        checkpoint = Checkpoint(self._marked, snapshot(self.coordinator), w, x)
+        self._writer = threading.Thread(target=self._written, args=(checkpoint,), name="checkpoint", daemon=True)
+        self._writer.start()
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def _checkpoint(self) -> Checkpoint:
         return Checkpoint(self.ledger.mark(), snapshot(self.coordinator), self.mixer.w, self.mixer.x)
 
-    def _write(self, checkpoint: Checkpoint) -> None:
+    def _written(self, checkpoint: Checkpoint) -> None:
         try:
-            self.checkpoints.write(checkpoint)
-            oldest = self.checkpoints.prune()
-            if oldest is not None:
-                self._prune(oldest)
+            self._write(checkpoint)
+        except Exception as error:  # the one before it is still good
+            log.warning("a checkpoint cannot be written now: %s", error, exc_info=not isinstance(error, OSError))
         finally:
             self._checkpointing.clear()
+
+    def _write(self, checkpoint: Checkpoint) -> None:
+        self.checkpoints.write(checkpoint)
+        oldest = self.checkpoints.prune()
+        if oldest is not None:
+            self._prune(oldest)
 
     def _prune(self, oldest: int) -> None:
         """Remove the updates and versions that the second-newest checkpoint does not need to be redone from."""
         state = json.loads((self.checkpoints.path / f"{oldest}.json").read_bytes())["state"]
         newest, leased = self.hub.ask(lambda c: (c.t, {lease.tau for lease in c.leases.values()})).result()
-        with Ledger.open(self.ledger.path, read_only=True) as ledger:  # after the leases: one pushed by now is here
-            applied = [d for d in map(as_decision, ledger.rows("decided")) if d.mix is not None]
-        mixed, since = applied[: state["mixed"]], applied[state["mixed"] :]
-        self.updates.remove({d.lease.task for d in mixed} & self.updates.tasks())
-        self.versions.prune({*leased, *(d.lease.tau for d in since)}, newest)
+        pinned = self.versions.pins()
+        with Ledger.open(self.ledger.path, read_only=True) as ledger:  # after leases and pins: what was judged is here
+            there = decisions_of(ledger, self.updates.tasks())
+            since = [d for d in map(as_decision, ledger.rows("decided", after=oldest)) if d.mix is not None]
+        known = sorted((d for d in there if d.sequence <= state["sequence"]), key=lambda d: d.sequence)
+        queued = state["applied"] - state["mixed"]
+        mixed, waiting = known[: len(known) - queued], known[len(known) - queued :]
+        if not self.keep_updates:
+            self.updates.remove({d.lease.task for d in mixed})
+            self._bytes = min(self._bytes, self.updates.bytes())
+        self.versions.prune({*leased, *pinned, *(d.lease.tau for d in (*waiting, *since))}, newest)
+        while self.hub.ask(lambda _: self.ledger.forget_chatter(oldest)).result():
+            pass
+
+    def disk_bytes(self) -> int:
+        """What updates and versions take, uploads under way included."""
+        return self.updates.bytes() + self.versions.bytes()
+
+
+def decisions_of(ledger: Ledger, tasks: Iterable[int]) -> list[Decision]:
+    """The decisions on these tasks that were applied."""
+    found = (as_decision(row) for task in tasks for row in ledger.rows("decided", task=task))
+    return [decision for decision in found if decision.mix is not None]
+
+
+class Staleness:
+    """Mean and largest staleness of what was applied."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.applied, self.sum, self.largest = ledger.staleness()
+
+    def count(self, staleness: int) -> None:
+        """One more."""
+        self.applied, self.sum = self.applied + 1, self.sum + staleness
+        self.largest = max(self.largest, staleness)
+
+    @property
+    def mean(self) -> float:
+        """0 before the first."""
+        return self.sum / self.applied if self.applied else 0.0
 
 
 def layout_to(layout: Layout) -> dict[str, Any]:

@@ -8,28 +8,17 @@ Rules kept here:
 """
 
 import hashlib
-import mmap
 import threading
+from collections.abc import Collection
 from pathlib import Path
 
-import numpy as np
-
 from offbeat.core.layout import Layout, Model
-from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.errors import OffbeatError
 from offbeat.storage.disk import Bytes, Disk, Output
-from offbeat.wire import (
-    HEADER_MAX,
-    LENGTH_BYTES,
-    BadPayload,
-    HeaderReader,
-    carried_of,
-    check_fit,
-    is_flat,
-    read_header,
-    unpack,
-)
+from offbeat.wire import BadPayload, HeaderReader, check_fit, header_of, mapped, tensors_of
 
 PART, WHOLE = ".part", ".safetensors"
+HEADER_SLACK = 1 << 20
 
 
 class DiskFull(OffbeatError):
@@ -47,6 +36,7 @@ class Upload:
         """Bytes that are there."""
         self._output, self._digest = output, digest
         self._head: HeaderReader | None = HeaderReader() if at == 0 else None
+        folder.opened(task)
 
     def write(self, data: Bytes) -> None:
         """Append; bytes beyond the announced size, and a header that is not the model's, are refused at once."""
@@ -62,8 +52,9 @@ class Upload:
         self.at += len(data)
 
     def close(self) -> None:
-        """Leave it; what is there can be appended to."""
+        """Leave it; what is there can be appended to, unless its room is needed."""
         self._output.close()
+        self.folder.closed(self.task)
 
     def finish(self, digest: str) -> None:
         """All is there: check it, bring it to the disk, give it its name."""
@@ -74,7 +65,7 @@ class Upload:
             self.folder.discard(self.task)
             raise WrongDigest("the digest is not that of the bytes that arrived; send the update again from its start")
         self._output.sync()
-        self._output.close()
+        self.close()
         self.folder.settle(self.task)
 
 
@@ -87,11 +78,20 @@ class Updates:
 
     def __init__(self, folder: Path, layout: Layout, disk: Disk, *, bytes_max: int) -> None:
         self.path, self.layout, self.disk, self.bytes_max = folder, layout, disk, bytes_max
+        self.size = sum(t.end - t.begin for t in tensors_of(layout)) + len(header_of(layout))
+        self.size_max = self.size + HEADER_SLACK
+        """Bytes of one update; other writers may need a longer header than we do."""
         folder.mkdir(exist_ok=True)
         self._lock = threading.Lock()
         self._sizes = {int(f.stem): f.stat().st_size for f in folder.glob(f"*{WHOLE}") if f.stem.isdecimal()}
         self._coming: dict[int, int] = {}
-        """What uploads under way will take."""
+        """What uploads under way, or cut off, will take."""
+        self._open: set[int] = set()
+        """Those that somebody is sending now."""
+        self.short = False
+        """Was there no room for somebody since the last checkpoint?"""
+        self._idle: set[int] = set()
+        """Whole ones that met a full queue, and may or may not be pushed again."""
 
     # --- coming in ---------------------------------------------------------------------------------------------------
 
@@ -103,7 +103,12 @@ class Updates:
     def begin(self, task: int, size: int) -> Upload:
         """A new upload; one of this task that was under way is forgotten."""
         self._reserve(task, size)
-        return Upload(self, task, size, self.disk.create(self._part(task)), hashlib.sha256(), 0)
+        try:
+            output = self.disk.create(self._part(task))
+        except OSError:
+            self.discard(task)
+            raise
+        return Upload(self, task, size, output, hashlib.sha256(), 0)
 
     def resume(self, task: int, size: int, offset: int) -> Upload:
         """Go on with an upload from where it was cut off."""
@@ -122,6 +127,21 @@ class Updates:
         self.disk.remove(self._part(task))
         with self._lock:
             self._coming.pop(task, None)
+
+    def opened(self, task: int) -> None:
+        """Somebody is sending this one."""
+        with self._lock:
+            self._open.add(task)
+
+    def closed(self, task: int) -> None:
+        """Nobody is sending it any more."""
+        with self._lock:
+            self._open.discard(task)
+
+    def set_aside(self, task: int, *, idle: bool) -> None:
+        """A whole one that met a full queue may be forgotten where its room is needed; not while it is judged."""
+        with self._lock:
+            (self._idle.add if idle else self._idle.discard)(task)
 
     def settle(self, task: int) -> None:
         """An upload is whole: its name is on the disk when this returns."""
@@ -153,10 +173,12 @@ class Updates:
             with self._lock:
                 self._sizes.pop(task, None)
 
-    def remove_partials(self) -> None:
-        """Nobody knows any more who was sending these."""
+    def tidy(self, decided: Collection[int]) -> None:
+        """After a restart: nobody knows any more who was sending a part, and a whole one that was not decided on will
+        be pushed again."""
         for file in self.path.glob(f"*{PART}"):
             self.disk.remove(file)
+        self.remove(self.tasks().difference(decided))
 
     def bytes(self) -> int:
         """What all of it takes, uploads under way with the size that they announced."""
@@ -165,27 +187,41 @@ class Updates:
 
     def mapped(self, task: int) -> Model:
         """An update as a model, mapped where its body is the flat vector, which takes no memory of ours."""
-        try:
-            with self.whole(task).open("rb") as file:
-                view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # goes when nobody uses it any more
-        except (OSError, ValueError) as error:
-            raise InvalidValue(f"{self.whole(task)} is missing, empty or cannot be read: {error}") from error
-        return _model(view, self.layout).freeze()
+        return mapped(self.whole(task), self.layout)
 
     def digest(self, task: int) -> str:
         """sha256 of a whole update."""
-        with self.whole(task).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            with self.whole(task).open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise BadPayload(f"it cannot be read: {error.strerror}") from error
 
     def _part(self, task: int) -> Path:
         return self.path / f"{task}{PART}"
 
     def _reserve(self, task: int, size: int) -> None:
         with self._lock:
-            others = sum(self._sizes.values()) + sum(n for other, n in self._coming.items() if other != task)
-            if others + size > self.bytes_max:
+            if self._taken(task) + size > self.bytes_max:
+                self._make_room(task)
+            if self._taken(task) + size > self.bytes_max:
+                self.short = True
                 raise DiskFull(f"updates may take {self.bytes_max} bytes on the server's disk, and they are used up")
             self._coming[task] = size
+
+    def _taken(self, task: int) -> int:
+        """By all but this one."""
+        return sum(self._sizes.values()) + sum(n for other, n in self._coming.items() if other != task)
+
+    def _make_room(self, task: int) -> None:
+        """Forget what nobody is sending and nobody has decided on: it can be pushed again."""
+        for cut in [other for other in self._coming if other != task and other not in self._open]:
+            self.disk.remove(self._part(cut))
+            del self._coming[cut]
+        for other in self._idle - {task}:
+            self.disk.remove(self.whole(other))
+            self._sizes.pop(other, None)
+        self._idle &= {task}
 
 
 class WrongOffset(BadPayload):
@@ -194,12 +230,3 @@ class WrongOffset(BadPayload):
     def __init__(self, offset: int) -> None:
         super().__init__(f"the upload stands at byte {offset}; append from there")
         self.offset = offset
-
-
-def _model(view: mmap.mmap, layout: Layout) -> Model:
-    whole = memoryview(view)
-    header = read_header(whole[: LENGTH_BYTES + HEADER_MAX])
-    if not is_flat(header, layout) or len(whole) != header.size:
-        return unpack(whole, layout)
-    vector = np.frombuffer(whole, np.float32, layout.size, header.length)
-    return Model(layout, vector, carried_of(header, whole, layout))

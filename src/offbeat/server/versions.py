@@ -1,46 +1,108 @@
 """Owns the versions that can be read: the newest and a few before it in memory, and, where a rule uses x_tau, on disk.
 
 Rules kept here:
-- A version never changes; whoever reads one keeps it alive by holding it. Few are kept for those who come later.
+- A version never changes; whoever reads one keeps it alive. Few are kept for those who come later, and where too many
+  are being read at once, the readers of the oldest are cut off: they ask again and get the newest.
 - A version that a rule will need again is on the disk before anybody can be leased it, and stays until no open lease
   and no update since the second-newest checkpoint starts from it.
 """
 
 import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from offbeat.core.layout import Layout, Model
 from offbeat.errors import InvalidValue
 from offbeat.storage.disk import Disk
-from offbeat.wire import body_of, header_of, unpack
+from offbeat.wire import body_of, header_of, mapped
 
-KEPT = 2
-"""Versions that can be pulled: the newest, and the one before it for those who were just leased it."""
+KEPT_MAX = 64
+"""Versions that can be pulled, where there is room: the newest, and those before it that were just leased."""
+BYTES_MAX = 1 << 30
+ALIVE_MIN = 2
+
+
+class VersionGone(InvalidValue):
+    """A version is not there any more, or cannot be read."""
 
 
 class Versions:
     """The versions of one run; `on_disk` where the rule needs them again."""
 
-    def __init__(self, folder: Path, layout: Layout, disk: Disk, *, on_disk: bool) -> None:
+    def __init__(self, folder: Path, layout: Layout, disk: Disk, *, on_disk: bool, bytes_max: int = BYTES_MAX) -> None:
         self.path, self.layout, self.disk, self.on_disk = folder, layout, disk, on_disk
+        self.header = header_of(layout)
+        one = 4 * layout.size
+        self._kept_max = min(KEPT_MAX, max(1, bytes_max // one - 1))
+        self._alive_max = max(ALIVE_MIN, bytes_max // one)
         self._lock = threading.Lock()
         self._kept: dict[int, Model] = {}
+        self._read: dict[int, tuple[Model, int]] = {}
+        """Versions that are being read, and by how many."""
+        self._pinned: Counter[int] = Counter()
         if on_disk:
             folder.mkdir(exist_ok=True)
 
     def add(self, t: int, x: Model) -> None:
         """A version that can be read from now on."""
         if self.on_disk and not self._file(t).exists():
-            self.disk.write_whole(self._file(t), [header_of(self.layout), *body_of(x)])
+            self.disk.write_whole(self._file(t), [self.header, *body_of(x)])
         with self._lock:
             self._kept[t] = x
-            for old in sorted(self._kept)[:-KEPT]:
+            for old in sorted(self._kept)[: -self._kept_max]:
                 del self._kept[old]
 
     def pull(self, t: int) -> Model | None:
         """A version to read; None where it is gone."""
         with self._lock:
-            return self._kept.get(t)
+            return self._found(t)
+
+    def begin_read(self, t: int) -> Model | None:
+        """Likewise, for a while: until `end_read` others can have it too."""
+        with self._lock:
+            found = self._found(t)
+            if found is not None:
+                self._read[t] = (found, self._read.get(t, (found, 0))[1] + 1)
+            return found
+
+    def end_read(self, t: int) -> None:
+        """One reader less."""
+        with self._lock:
+            model, readers = self._read[t]
+            self._read[t] = (model, readers - 1)
+            if readers == 1:
+                del self._read[t]
+
+    def crowding(self) -> list[int]:
+        """Versions, the oldest first, whose readers must be cut off so that memory stays bounded."""
+        with self._lock:
+            alive = sorted({*self._kept, *self._read})
+            return [t for t in alive[: -self._alive_max] if t in self._read and t not in self._kept]
+
+    def _found(self, t: int) -> Model | None:
+        return self._kept.get(t) or (self._read[t][0] if t in self._read else None)
+
+    @contextmanager
+    def pinned(self, tau: int) -> Iterator[None]:
+        """While an update that started from this version is being judged, it stays."""
+        with self._lock:
+            self._pinned[tau] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pinned[tau] -= 1
+
+    def pins(self) -> set[int]:
+        """Versions that are pinned now."""
+        with self._lock:
+            return {tau for tau, count in self._pinned.items() if count}
+
+    def bytes(self) -> int:
+        """What they take on the disk."""
+        return sum(file.stat().st_size for file in self.path.glob("*.safetensors")) if self.on_disk else 0
 
     def of(self, tau: int) -> Model:
         """The version that an update started from, for a rule that uses it."""
@@ -48,9 +110,9 @@ class Versions:
         if kept is not None:
             return kept
         try:
-            return unpack(self._file(tau).read_bytes(), self.layout).freeze()
+            return mapped(self._file(tau), self.layout)
         except (OSError, ValueError) as error:
-            raise InvalidValue(f"version {tau}, {self._file(tau)}, is missing or damaged: {error}") from error
+            raise VersionGone(f"version {tau}, {self._file(tau)}, is missing or damaged: {error}") from error
 
     def prune(self, needed: set[int], newest: int) -> None:
         """Remove from the disk what nobody will need: whatever is older than `newest` and not among these."""

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from offbeat import method
 from offbeat.core import rules, staleness
 from offbeat.core.rules import Rule, Schedule
 from offbeat.errors import InvalidValue
 from offbeat.protocol.scheduler import GammaSchedule
 from offbeat.settings import Settings
-from offbeat.sim import choose
 from offbeat.sim.run import Run, Simulation
 from offbeat.sim.share import draw
 from offbeat.task import Task
@@ -70,7 +70,7 @@ def _rule(
     if s is None and not callable(alpha):
         return None
     wanted = Settings.of({name: values[name] for name in ("alpha", "alpha_schedule", "staleness_fn") if name in values})
-    alpha_at = alpha if callable(alpha) else choose.alpha_of(wanted)
+    alpha_at = alpha if callable(alpha) else method.alpha_of(wanted)
     return rules.from_spec(rule, alpha_at, s or staleness.from_spec(wanted.staleness_fn))
 
 

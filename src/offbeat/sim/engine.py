@@ -31,9 +31,11 @@ from offbeat.protocol.messages import (
     MixUpdate,
     Outcome,
     PublishVersion,
+    Quarantine,
     ReleaseTask,
     SendTask,
     TellFinished,
+    TellQuarantined,
     TimePassed,
     UpdateArrived,
     UpdateMixed,
@@ -173,8 +175,8 @@ class Engine:
                 self._evaluating.append(command.t)
             case ReleaseTask():
                 self._release(command, at)
-            case TellFinished():
-                pass
+            case TellFinished() | TellQuarantined() | Quarantine():
+                pass  # a simulated worker that is given nothing does nothing
             case Finish():
                 self._over = True
             case _:

@@ -1,20 +1,28 @@
 """Owns the vectors of a simulated run: the working vector w, the newest version, and the trainings in flight."""
 
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from offbeat.core.kernel import Updater, mixed
 from offbeat.core.layout import Model
-from offbeat.core.rules import Rule
 from offbeat.protocol.messages import Decision, Lease, UpdateArrived
 from offbeat.sim.executors import Evaluation, Executor, Job
 from offbeat.task import Update, Work
 
 
+class Needs(Protocol):
+    """Who says what must be known about an update: the coordinator, or a rule where there is no gate."""
+
+    @property
+    def needs_distance(self) -> bool: ...
+
+
 class Plane:
     """Starts trainings from the newest version, mixes what comes back, publishes."""
 
-    def __init__(self, x_0: Model, rule: Rule, executor: Executor, updater: Updater, *, seed: int) -> None:
-        self.rule, self.executor, self.updater, self.seed = rule, executor, updater, seed
+    def __init__(self, x_0: Model, needs: Needs, executor: Executor, updater: Updater, *, seed: int) -> None:
+        self.executor, self.updater, self.seed = executor, updater, seed
+        self.needs_distance = needs.needs_distance
         self.w = self.x = x_0
         self._leased: dict[int, tuple[int, Model]] = {}
         """The version that every lease started from, and its model."""
@@ -42,9 +50,9 @@ class Plane:
         if job is None:
             return UpdateArrived(at, lease.worker, lease.task, samples=1, gradients=0)
         update = _done(job)
-        reference = job.x_tau.vector if self.rule.needs_distance else None
+        reference = job.x_tau.vector if self.needs_distance else None
         seen = self.updater.measure(update.x_new.vector, reference)
-        distance = seen.distance if self.rule.needs_distance else None
+        distance = seen.distance if self.needs_distance else None
         trained = update.trained
         return UpdateArrived(at, lease.worker, lease.task, trained.samples, trained.gradients, seen.finite, distance)
 

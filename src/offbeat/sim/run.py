@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
+from offbeat import method
 from offbeat.core.kernel import Updater
 from offbeat.core.layout import Model
 from offbeat.core.rules import Rule
@@ -102,10 +103,10 @@ class Simulation:
 
         `rule` and `gamma` take the place of what the settings name.
         """
-        self.task, self.rule = task, rule or choose.rule_of(settings)
-        devices = choose.devices_of(task, settings)
-        self.plan = choose.plan_of(settings, self.rule, devices)
-        scheduler = choose.scheduler_of(task, settings, self.rule, devices, gamma)
+        self.task, self.rule = task, rule or method.rule_of(settings)
+        devices = method.devices_of(task, settings)
+        self.plan = method.plan_of(settings, self.rule, devices, choose.window_of(settings))
+        scheduler = method.scheduler_of(task, settings, self.rule, devices, gamma)
         self.x_0 = start(task, settings.seed)
         size = self.x_0.layout.size
         self.source = choose.source_of(task, settings, self.rule, devices, size * BYTES_PER_FLOAT, self.plan.epochs)
@@ -206,7 +207,7 @@ class Simulation:
         )
 
     def _begin(self) -> None:
-        self.plane = Plane(self.x_0, self.rule, self.executor, self.updater, seed=self.settings.seed)
+        self.plane = Plane(self.x_0, self.coordinator, self.executor, self.updater, seed=self.settings.seed)
         if self.folder and self.ledger and self.folder.checkpoint_path.exists():
             self._resume(self.folder, self.ledger)
             return

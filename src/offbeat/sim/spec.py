@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from offbeat.errors import InvalidValue
+from offbeat.method import rule_of
 from offbeat.settings import Settings, read_toml
-from offbeat.sim import choose
 
 PLAIN_KEYS = ("task", "seeds", "metric", "lower_is_better", "reach")
 KEYS = {*PLAIN_KEYS, "settings", "methods", "grid"}
@@ -182,6 +182,6 @@ def _check_names(names: Iterable[str]) -> None:
 
 def _check_settings(name: str, settings: Mapping[str, Any]) -> None:
     try:
-        choose.rule_of(Settings.of(settings))
+        rule_of(Settings.of(settings))
     except InvalidValue as error:
         raise InvalidValue(f"method {name!r}: {error}") from error

@@ -34,6 +34,8 @@ from offbeat.storage.rows import (
 )
 
 SCHEMA = 1
+CHATTER = ("requested", "request_ended", "heartbeat", "time_passed", "mixed")
+"""Kinds of rows that only a redo needs: an idle fleet makes many of them."""
 BUFFER_ROWS = 5_000
 """Rows that wait in memory for one transaction."""
 PAGE_ROWS = 5_000
@@ -144,6 +146,23 @@ class Ledger:
         with _explained(f"cannot write to the ledger {self.path}"):
             self._connection.execute("DELETE FROM events WHERE sequence > ?", (sequence,))
 
+    def forget_chatter(self, until: int) -> bool:
+        """Remove a page of rows, up to this mark, that no redo needs any more; false where there are none left."""
+        self.flush()
+        kinds = ", ".join(f"'{kind}'" for kind in CHATTER)
+        which = f"SELECT sequence FROM events WHERE kind IN ({kinds}) AND sequence <= ? LIMIT {PAGE_ROWS}"  # noqa: S608
+        with _explained(f"cannot write to the ledger {self.path}"):
+            cursor = self._connection.execute(f"DELETE FROM events WHERE sequence IN ({which})", (until,))  # noqa: S608
+        return cursor.rowcount > 0
+
+    def staleness(self) -> tuple[int, int, int]:
+        """How many updates were applied, and the sum and the largest of their staleness."""
+        query = (
+            "SELECT count(*), sum(staleness), max(staleness) FROM events WHERE kind = 'decided' AND keep IS NOT NULL"
+        )
+        count, total, largest = self._select(query)[0]
+        return count, total or 0, largest or 0
+
     def close(self) -> None:
         """Flush and close; a second time does nothing."""
         try:
@@ -221,6 +240,10 @@ class Ledger:
             if len(page) < size:
                 return
             after, limit = page[-1][0], None if limit is None else limit - size
+
+    def newest(self) -> int:
+        """The sequence number of the newest row that is written."""
+        return self._newest()
 
     def _newest(self) -> int:
         return int(self._select("SELECT coalesce(max(sequence), 0) FROM events")[0][0])

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from offbeat.core.rules import Mix
 from offbeat.protocol.messages import (
     AnswerPush,
+    BadUpdateArrived,
     Command,
     Decision,
     Evaluated,
@@ -29,6 +30,7 @@ from offbeat.protocol.messages import (
     Lease,
     LeaseReturned,
     Outcome,
+    Quarantine,
     ReleaseTask,
     RequestEnded,
     SendTask,
@@ -39,6 +41,7 @@ from offbeat.protocol.messages import (
     VersionPublished,
     WorkerJoined,
     WorkerLeft,
+    WorkerReadmitted,
 )
 from offbeat.storage.json_file import number
 
@@ -77,7 +80,7 @@ class Row(NamedTuple):
 
 KINDS = (
     *("fleet_joined", "joined", "left", "returned", "requested", "request_ended", "heartbeat", "arrived", "mixed"),
-    "published",
+    *("published", "bad_update", "quarantined", "readmitted"),
     *("lost", "evaluated", "time_passed", "leased", "released", "decided", "busy", "unknown", "not_yours", "repeated"),
     "finished",
 )
@@ -108,6 +111,9 @@ _REQUEST_ENDED = _insert("request_ended", "at worker")
 _HEARTBEAT = _insert("heartbeat", "at task")
 _ARRIVED = _insert("arrived", "at task worker samples gradients finite")
 _DESCRIBED = _insert("arrived", "at task worker samples gradients finite distance detail")
+_BAD_UPDATE = _insert("bad_update", "at task worker detail")
+_READMITTED = _insert("readmitted", "at worker")
+_QUARANTINED = _insert("quarantined", "at worker detail")
 _MIXED = _insert("mixed", "at decision")
 _PUBLISHED = _insert("published", "at t")
 _EVALUATED = _insert("evaluated", "at t detail")
@@ -129,14 +135,24 @@ _REPEATED = _insert("repeated", "at task worker outcome")
 # --- messages to rows ------------------------------------------------------------------------------------------------
 
 
+def _joined(event: WorkerJoined) -> Entry:
+    session = {"session": event.session} if event.session else {}
+    return _JOINED, (event.at, event.worker, event.device, _detail(name=event.name, **session))
+
+
+def _bad_update(event: BadUpdateArrived) -> Entry:
+    return _BAD_UPDATE, (event.at, event.task, event.worker, _detail(why=event.why))
+
+
 def _arrived(event: UpdateArrived) -> Entry:
     counts = (int(event.samples), int(event.gradients))
     values = (event.at, event.task, event.worker, *counts, 1 if event.finite else 0)
-    if event.distance is None and not event.digest:
+    if event.distance is None and not event.digest and not event.base_gone:
         return _ARRIVED, values
     distance = None if event.distance is None else float(event.distance)
-    facts = {"distance": "nan"} if distance is not None and isnan(distance) else {}
+    facts: dict[str, object] = {"distance": "nan"} if distance is not None and isnan(distance) else {}
     facts |= {"digest": event.digest} if event.digest else {}
+    facts |= {"base_gone": True} if event.base_gone else {}
     return _DESCRIBED, (*values, distance, _detail(**facts) if facts else None)
 
 
@@ -193,7 +209,9 @@ EVENTS: dict[type[Event], Callable[[Any], Entry]] = {
     HeartbeatArrived: lambda event: (_HEARTBEAT, (event.at, event.task)),
     RequestEnded: lambda event: (_REQUEST_ENDED, (event.at, event.worker)),
     FleetJoined: lambda event: (_FLEET_JOINED, (event.at, _detail(size=event.size, devices=event.devices))),
-    WorkerJoined: lambda event: (_JOINED, (event.at, event.worker, event.device, _detail(name=event.name))),
+    WorkerJoined: _joined,
+    BadUpdateArrived: _bad_update,
+    WorkerReadmitted: lambda event: (_READMITTED, (event.at, event.worker)),
     LeaseReturned: lambda event: (_RETURNED, (event.at, event.worker, event.task)),
     WorkerLeft: lambda event: (_LEFT, (event.at, event.worker)),
 }
@@ -210,6 +228,7 @@ COMMANDS: dict[type[Command], Callable[[Any, float], Entry]] = {
     AnswerPush: _answered,
     SendTask: _leased,
     ReleaseTask: _released,
+    Quarantine: lambda command, at: (_QUARANTINED, (at, command.worker, _detail(why=command.why))),
     Finish: lambda command, at: (_FINISHED, (at, _detail(reason=command.reason))),
 }
 """What the coordinator did; the other commands show in the events that follow them."""
@@ -243,9 +262,10 @@ def as_decision(row: Any) -> Decision:
 
 def as_arrival(row: Any) -> UpdateArrived:
     """The event that an `arrived` row holds."""
-    digest = "" if row.detail is None else json.loads(row.detail).get("digest", "")
-    seen = (row.samples, row.gradients, bool(row.finite), row.distance, digest)
-    return UpdateArrived(row.at, row.worker, row.task, *seen)
+    detail = {} if row.detail is None else json.loads(row.detail)
+    seen = (row.samples, row.gradients, bool(row.finite), row.distance)
+    named = (detail.get("digest", ""), detail.get("base_gone", False))
+    return UpdateArrived(row.at, row.worker, row.task, *seen, *named)
 
 
 def as_evaluation(row: Any) -> Evaluated:
@@ -263,6 +283,8 @@ READ_BACK: dict[str, Callable[[Any], Event]] = {
     "request_ended": lambda row: RequestEnded(row.at, row.worker),
     "heartbeat": lambda row: HeartbeatArrived(row.at, row.task),
     "arrived": as_arrival,
+    "bad_update": lambda row: BadUpdateArrived(row.at, row.worker, row.task, **json.loads(row.detail)),
+    "readmitted": lambda row: WorkerReadmitted(row.at, row.worker),
     "mixed": lambda row: UpdateMixed(row.at, row.decision),
     "published": lambda row: VersionPublished(row.at, row.t),
     "evaluated": as_evaluation,

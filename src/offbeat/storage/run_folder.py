@@ -44,17 +44,20 @@ class RunFolder:
         self._ledger: Ledger | None = None
 
     @classmethod
-    def begin(cls, path: Path, settings: Mapping[str, object]) -> Self:
-        """Begin a run, or resume (`resumed`) one of the same settings that was interrupted."""
+    def begin(cls, path: Path, settings: Mapping[str, object], *, reopen: bool = False) -> Self:
+        """Begin a run, or resume (`resumed`) one of the same settings that was interrupted.
+
+        `reopen` is for a server, which also goes on answering for a finished run.
+        """
         wanted: dict[str, Any] = plain(settings, "settings")
         missing: list[Path] = []
         try:
             missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-            _resumable(path, wanted)
+            _resumable(path, wanted, reopen=reopen)
             for folder in reversed(missing):
                 folder.mkdir(exist_ok=True)
             lock = Lock.take(path / LOCK)
-            return cls(path, wanted, lock=lock, resumed=_prepared(path, wanted, lock))
+            return cls(path, wanted, lock=lock, resumed=_prepared(path, wanted, lock, reopen=reopen))
         except BaseException as error:
             for folder in missing:
                 with suppress(OSError):
@@ -147,10 +150,10 @@ def _there(path: Path) -> bool:
         return False
 
 
-def _prepared(path: Path, wanted: dict[str, Any], lock: Lock) -> bool:
+def _prepared(path: Path, wanted: dict[str, Any], lock: Lock, *, reopen: bool) -> bool:
     """Look again, now that nobody else writes; tidy up; write the settings. Is the run resumed?"""
     try:
-        resumed = _resumable(path, wanted)
+        resumed = _resumable(path, wanted, reopen=reopen)
         for name in _leftovers(path):
             (path / name).unlink(missing_ok=True)
         if not resumed:
@@ -161,7 +164,7 @@ def _prepared(path: Path, wanted: dict[str, Any], lock: Lock) -> bool:
     return resumed
 
 
-def _resumable(path: Path, wanted: dict[str, Any]) -> bool:
+def _resumable(path: Path, wanted: dict[str, Any], *, reopen: bool) -> bool:
     """Is it this very run, interrupted? False where a run can begin; everything else is refused."""
     if not path.exists():
         return False
@@ -173,7 +176,7 @@ def _resumable(path: Path, wanted: dict[str, Any]) -> bool:
             raise InvalidValue(f"{path} holds other files ({_some(sorted(strangers))}); give a new or an empty folder")
         return False
     different = _differences(read_json(path / SETTINGS), wanted)
-    if (path / SUMMARY).exists():
+    if (path / SUMMARY).exists() and not reopen:
         raise InvalidValue(f"{path} holds a finished run; give a new or an empty folder")
     if different:
         raise InvalidValue(

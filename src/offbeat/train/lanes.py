@@ -136,7 +136,7 @@ class Lanes:
             total += self._go_on(lanes, begins, slice(lo, min(lo + step, iterations)), done)
         for place, (lane, x_new) in enumerate(zip(lanes, reversed(done), strict=True)):
             gradients = len(lane.counts)
-            trained = Trained(lane.samples, gradients, {"loss": float(total[place]) / gradients})
+            trained = Trained(lane.samples, gradients, {"training_loss": float(total[place]) / gradients})
             yield lane.number, (Model(lane.x_tau.layout, x_new), trained)
 
     def _go_on(self, lanes: Sequence[Lane], begins: list[int], span: slice, done: list[Vector]) -> Array:

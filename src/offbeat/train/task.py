@@ -76,6 +76,8 @@ class Task:
     model: a module, or a function that makes one. loss(output, target): the mean over the batch.
     data: (inputs, targets) of every device, as a list or as a function of the device's number.
     test: (inputs, targets) for evaluation; None where the server has none.
+    held_out: likewise per device, as `data`: workers measure the model that they receive on it, for a server that has
+    no test data.
     metrics: name -> function(output, target), per sample or a mean; by default accuracy where targets are classes.
     derived: name -> function of the means over all test data, such as the perplexity of the loss.
     evaluation_batch: samples that are evaluated at a time, in their order.
@@ -94,6 +96,7 @@ class Task:
         data: Data,
         test: tuple[Any, Any] | None = None,
         *,
+        held_out: Data | None = None,
         gamma: float = 0.1,
         rho: float = 0.005,
         weight_decay: float = 0.0,
@@ -117,6 +120,8 @@ class Task:
         self.batch_norm = batch_norm
         self.accelerator = _accelerator(accelerator)
         self.test = None if test is None else self._tensors("test", test)
+        self.held_out = held_out
+        self._metrics = metrics
         self.metrics = default_metrics(self.test) if metrics is None else dict(metrics)
         self.derived, self.evaluation_batch, self.warm_up = derived or {}, evaluation_batch, warm_up
         self.calibration = None if calibration is None else _tensor(calibration).to(self.accelerator)
@@ -177,6 +182,7 @@ class Task:
 
     def train(self, model: Model, work: Work) -> Trained:
         """Solve the device's proximal problem from x_tau; leaves x_new in the model."""
+        received = self._received(model, work.device)
         flat = self._flat
         flat.load(model)
         inputs, targets = self.device_data(work.device)
@@ -191,7 +197,14 @@ class Task:
             except ValueError as error:
                 raise _explained(error, work.device, len(inputs)) from error
         flat.store(model)
-        return Trained(len(inputs), iterations, {"loss": loss})
+        return Trained(len(inputs), iterations, {"training_loss": loss, **received})
+
+    def _received(self, model: Model, device: int) -> dict[str, float]:
+        """What the received model scores on data of the device that it is not trained on."""
+        if self.held_out is None or self.test is not None:
+            return {}
+        data = self.held_out(device) if callable(self.held_out) else self.held_out[device]
+        return self._measured(model, self._tensors(f"the held-out data of device {device}", data))
 
     def _warmed_up(self, flat: FlatModule, warm_up: WarmUp, seed: int) -> None:
         """Train on the data of the warm-up's devices, one after the other, with no proximal pull."""
@@ -230,17 +243,18 @@ class Task:
 
     def evaluate(self, model: Model) -> dict[str, float]:
         """Loss and metrics on the test data; empty without test data."""
-        if self.test is None:
-            return {}
+        return {} if self.test is None else self._measured(model, self.test)
+
+    def _measured(self, model: Model, data: Batch) -> dict[str, float]:
         flat, batch = self._flat, self.evaluation_batch
         flat.load(model)
         flat.module.eval()
         _begin(flat.module)
-        calibration = self.test[0] if self.calibration is None else self.calibration
+        calibration = data[0] if self.calibration is None else self.calibration
         layers = list(flat.batch_norms())
         with one_thread(), torch.no_grad(), statistics(flat.module, layers, self.batch_norm, calibration, batch):
-            measures = {"loss": self.loss, **self.metrics}
-            return measured(flat.module, self.test, measures, self.derived, batch)
+            metrics = default_metrics(data) if self._metrics is None else self.metrics
+            return measured(flat.module, data, {"loss": self.loss, **metrics}, self.derived, batch)
 
     @cached_property
     def _lanes(self) -> Lanes | str:
