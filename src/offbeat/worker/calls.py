@@ -1,0 +1,213 @@
+"""Owns the verbs of the API: join, ask, pull, push, heartbeat, hand back, leave.
+
+Rules kept here:
+- One worker, one session, however many threads speak for it: whoever joins again, all go on with what came of it.
+- A push that was cut goes on where the server stands; one whose bytes went wrong starts over, a few times.
+- Data never leave the device: the update, how many samples and gradients, and the metrics are all that is sent.
+"""
+
+import json
+import threading
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import BinaryIO
+
+from offbeat.core.layout import Layout, Model
+from offbeat.errors import OffbeatError
+from offbeat.worker.answers import Refused, Unreachable
+from offbeat.worker.download import PROGRESS, Patience, pull
+from offbeat.worker.http import Http
+from offbeat.worker.messages import Acknowledgement, Answer, Joined, Lease, answer_of, read
+from offbeat.worker.outbox import Finished
+
+PROTOCOL = 1
+OFFSETS_MAX = 5
+"""Times that one push finds that the server stands elsewhere than it thought."""
+METRICS_MAX = 4000
+"""Letters of the metrics that are sent with an update."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a worker says of itself when it joins."""
+
+    name: str
+    task: str
+    """What its task file is called, with its digest."""
+    device: int | None = None
+
+
+def common_headers(token: str | None) -> dict[str, str]:
+    """What goes with every request."""
+    ours = version("offbeat")
+    known = {"Authorization": f"Bearer {token}"} if token else {}
+    return {"User-Agent": f"offbeat/{ours}", "Offbeat-Protocol": str(PROTOCOL), "Offbeat-Version": ours, **known}
+
+
+class OtherRun(Exception):
+    """The server has another run by now: what was begun is of no use to it."""
+
+
+class Membership:
+    """The session, which all connections of one worker share."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.joined: Joined | None = None
+
+
+class Calls:
+    """Speaks for one worker over one connection."""
+
+    def __init__(self, http: Http, hello: Hello, membership: Membership | None = None) -> None:
+        self.http, self.hello = http, hello
+        self._membership = membership or Membership()
+
+    def beside(self) -> "Calls":
+        """The same worker over another connection, for another thread."""
+        return Calls(self.http.another(), self.hello, self._membership)
+
+    @property
+    def joined(self) -> Joined:
+        """What joining told."""
+        joined = self._membership.joined
+        if joined is None:
+            raise AssertionError("join first")
+        return joined
+
+    @property
+    def session(self) -> str:
+        """The secret that joining gave; empty before."""
+        joined = self._membership.joined
+        return "" if joined is None else joined.session
+
+    def hurry(self, seconds: float) -> None:
+        """From now on, nothing takes longer than until then."""
+        self.http.hurry(seconds)
+
+    def abort(self) -> None:
+        """From another thread: end what is under way."""
+        self.http.abort()
+
+    def close(self) -> None:
+        """Hang up."""
+        self.http.close()
+
+    # --- the worker --------------------------------------------------------------------------------------------------
+
+    def join(self, holding: int | None = None) -> Joined:
+        """Join, or join again; of open leases only that of the task which it holds stays."""
+        with self._membership.lock:
+            self._membership.joined = self._join(holding)
+            return self._membership.joined
+
+    def rejoin(self, stale: str, holding: int | None = None) -> Joined:
+        """Join again because this session is not known, unless another thread has; the run must be the same."""
+        with self._membership.lock:
+            before = self.joined
+            if before.session != stale:
+                return before
+            joined = self._join(holding)
+            if joined.run != before.run:
+                raise OtherRun
+            self._membership.joined = joined
+            return joined
+
+    def _join(self, holding: int | None) -> Joined:
+        hello = self.hello
+        body = {"name": hello.name, "protocol": PROTOCOL, "version": version("offbeat"), "task": hello.task[:1000]}
+        return read(Joined, self.http.call("POST", "/v1/workers", body | {"device": hello.device, "holding": holding}))
+
+    def leave(self) -> None:
+        """Say goodbye; an open lease is released."""
+        self.http.call("DELETE", f"/v1/workers/{self.joined.worker}", headers=self._session())
+
+    # --- tasks -------------------------------------------------------------------------------------------------------
+
+    def ask(self) -> Answer:
+        """Wait for a task, for as long as the server lets one wait."""
+        path = f"/v1/workers/{self.joined.worker}/ask"
+        return answer_of(self.http.call("POST", path, headers=self._session(), wait_s=min(self.joined.poll_s, 3600.0)))
+
+    def pull(self, lease: Lease, layout: Layout, patience: Patience) -> Model:
+        """The model of a lease, which is the caller's own."""
+        if not lease.model.startswith("/v1/"):
+            raise Unreachable(f"the server's Lease has model = {lease.model!r:.60}, which is no path of its own")
+        return pull(self.http, lease.model, layout, patience)
+
+    def heartbeat(self, task: int, progress: float | None = None) -> None:
+        """Still at it: the lease is extended."""
+        body = None if progress is None else {"progress": min(max(progress, 0.0), 1.0)}
+        self.http.call("POST", f"/v1/tasks/{task}/heartbeat", body, self._session())
+
+    def hand_back(self, task: int) -> None:
+        """This worker will not do it."""
+        self.http.call("DELETE", f"/v1/tasks/{task}", headers=self._session())
+
+    def push(self, finished: Finished, *, resume: bool = False) -> Acknowledgement:
+        """Send an update; `resume` where some of it may be there already."""
+        offset = self._offset(finished) if resume else 0
+        while True:
+            try:
+                return self._pushed(finished, offset)
+            except Unreachable:
+                before, offset = offset, self._offset(finished)
+                if offset < before + PROGRESS:  # else that connection was good for something: the next one may be
+                    raise
+
+    def _pushed(self, finished: Finished, offset: int) -> Acknowledgement:
+        for _ in range(OFFSETS_MAX):
+            try:
+                return self._put(finished, offset)
+            except Refused as refused:
+                offset, last = _offset_after(refused, finished), refused
+        raise last
+
+    def _offset(self, finished: Finished) -> int:
+        try:
+            body = self.http.call("GET", f"/v1/tasks/{finished.task}/update", headers=self._session())
+        except Refused as refused:
+            if refused.status == 404:
+                return 0
+            raise
+        offset = body.get("offset")
+        return offset if isinstance(offset, int) and 0 <= offset <= finished.size else 0
+
+    def _put(self, finished: Finished, offset: int) -> Acknowledgement:
+        metrics = json.dumps(dict(finished.metrics))
+        headers = {
+            **self._session(),
+            "Offbeat-Digest": finished.digest,
+            "Offbeat-Samples": str(finished.samples),
+            "Offbeat-Gradients": str(finished.gradients),
+            "Offbeat-Layout": finished.layout,
+            "Offbeat-Size": str(finished.size),
+            "Offbeat-Offset": str(offset),
+            "Offbeat-Encoding": "float32",
+            "Offbeat-Metrics": metrics if len(metrics) <= METRICS_MAX else "{}",
+        }
+        with _opened(finished.path, offset) as file:
+            path = f"/v1/tasks/{finished.task}/update"
+            return read(Acknowledgement, self.http.put(path, file, finished.size - offset, headers))
+
+    def _session(self) -> dict[str, str]:
+        return {"Offbeat-Session": self.session}
+
+
+def _opened(path: Path, offset: int) -> BinaryIO:
+    try:
+        file = path.open("rb")
+    except OSError as error:  # which is no trouble of the connection's
+        raise OffbeatError(f"cannot read the finished update {path}: {error.strerror}; make it readable") from error
+    file.seek(offset)
+    return file
+
+
+def _offset_after(refused: Refused, finished: Finished) -> int:
+    """Where to go on after a refusal that says so; others are raised again."""
+    if refused.error == "wrong_offset" and refused.offset is not None:
+        return refused.offset if refused.offset <= finished.size else 0
+    if refused.error == "digest":
+        return 0
+    raise refused

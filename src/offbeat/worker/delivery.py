@@ -1,0 +1,104 @@
+"""Owns the way of an update from the training to the server's disk.
+
+Rules kept here:
+- It is on the worker's disk before the first byte of it is sent, and leaves it only when the server has acknowledged it
+  or said that it never will.
+- What is found on the disk at the start is pushed first; that of another run is dropped, with a word.
+- What the server refuses because of who sends it stays: with another token it may be pushed yet.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from offbeat.core.layout import Model
+from offbeat.errors import OffbeatError
+from offbeat.task import Trained
+from offbeat.worker.answers import Refused
+from offbeat.worker.contact import Contact
+from offbeat.worker.messages import Acknowledgement, Joined
+from offbeat.worker.outbox import Finished, Journal, Outbox, OutboxFull
+from offbeat.worker.trouble import Say
+
+T = TypeVar("T")
+
+
+class Delivery:
+    """Keeps and pushes the updates of one worker."""
+
+    def __init__(self, outbox: Outbox, journal: Journal, contact: Contact, say: Say) -> None:
+        self._outbox, self._journal, self._contact, self._say = outbox, journal, contact, say
+        self.unsent: Finished | None = None
+        """The update that the server has not acknowledged."""
+
+    def held(self) -> int | None:
+        """The task whose finished update lies on the disk."""
+        self.unsent = self._outbox.held()
+        while self._outbox.damages:
+            self._say(self._outbox.damages.pop(0))
+        return None if self.unsent is None else self.unsent.task
+
+    def push_held(self, joined: Joined) -> None:
+        """Push what was on the disk when the worker joined."""
+        held = self.unsent
+        if held is not None and held.run == joined.run:
+            self.push(held, resume=True)
+        elif held is not None:
+            self._say(f"dropped the update of task {held.task}: it is of run {held.run}, the server has {joined.run}")
+            self._outbox.drop(held)
+        self.unsent = None
+
+    def keep(self, run: str, task: int, model: Model, trained: Trained) -> Finished:
+        """Bring an update to the disk."""
+        samples, gradients, metrics = trained
+        self.unsent = self._written(
+            lambda: self._outbox.keep(run, task, model, samples=samples, gradients=gradients, metrics=metrics)
+        )
+        return self.unsent
+
+    def push(self, finished: Finished, *, resume: bool = False) -> None:
+        """Push until the server has it, or says that it never will."""
+        first = iter([resume])
+        push = self._contact.server.push
+        try:
+            answer = self._contact.answered(lambda: push(finished, resume=next(first, True)))
+        except Refused as refused:
+            if refused.for_good:
+                raise
+            self._settled(finished, refused.error or str(refused.status), f"refused: {refused.message}")
+        else:
+            self._settled(finished, answer.outcome, _words(answer))
+
+    def push_quickly(self, seconds: float) -> None:
+        """One try to push what is finished, before the worker stops."""
+        server, finished = self._contact.server, self.unsent
+        if finished is None or not server.session or self._contact.trouble.away:
+            return
+        server.hurry(seconds)
+        with suppress(OffbeatError):
+            answer = server.push(finished, resume=True)
+            self._settled(finished, answer.outcome, _words(answer))
+
+    def _settled(self, finished: Finished, outcome: str, words: str) -> None:
+        self._say(f"pushed {finished.task}: {words}")
+        self._written(lambda: self._journal.note(finished.run, finished.task, finished.digest, outcome))
+        self._outbox.drop(finished)
+        self.unsent = self._contact.task = None
+        self._contact.progress()
+
+    def _written(self, write: Callable[[], T]) -> T:
+        """Write; where there is no room, wait for it."""
+        while True:
+            try:
+                written = write()
+            except OutboxFull as error:
+                self._contact.trouble.after(error)
+            else:
+                self._contact.trouble.over()
+                return written
+
+
+def _words(answer: Acknowledgement) -> str:
+    alpha_t = "" if answer.alpha_t is None else f", alpha_t {answer.alpha_t:.2g}"
+    again = ", as was acknowledged before" if answer.repeated else ""
+    return f"mixed as epoch {answer.t}, staleness {answer.staleness}{alpha_t}{again}"

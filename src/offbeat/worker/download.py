@@ -1,0 +1,127 @@
+"""Owns how a model comes in: straight to where it stays, and on after a cut.
+
+Rules kept here:
+- After a cut only the rest is asked for, and only of the very same version: its ETag must be what it was. Where the
+  connection brought something, that is done at once; else whoever wants the model is asked to be patient.
+- The flat vector is read into its place; there is no second copy of it.
+- Nothing is kept that the layout does not ask for: sizes are checked before there is memory for them.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from offbeat.core.layout import Layout, Model, aligned
+from offbeat.errors import OffbeatError
+from offbeat.wire import LENGTH_BYTES, BadPayload, Header, HeaderReader, check_fit, is_flat, tensors_of, unpack
+from offbeat.worker.answers import Refused, Unreachable
+from offbeat.worker.http import Http, Incoming
+
+STARTS_MAX = 5
+"""Times that a model is read from its beginning."""
+PROGRESS = 1 << 16
+"""Bytes that a connection must have moved for another one to be opened at once."""
+
+Patience = Callable[[Unreachable | Refused], None]
+"""Called when it may help to try again: waits, or raises what it was given."""
+Fill = Callable[[memoryview], None]
+
+
+class Changed(OffbeatError):
+    """What is there now is not what was begun to be read."""
+
+
+def pull(http: Http, path: str, layout: Layout, patience: Patience) -> Model:
+    """The model at this path, however often the connection is cut."""
+    for _ in range(STARTS_MAX):
+        try:
+            return read_model(Download(http, path, patience).fill, layout)
+        except Changed:
+            continue
+    raise Unreachable(f"{http.address}{path} is another one whenever it is asked for")
+
+
+class Download:
+    """One file, from its first byte to its last."""
+
+    def __init__(self, http: Http, path: str, patience: Patience) -> None:
+        self.at = self._begun_at = 0
+        self._http, self._path, self._patience = http, path, patience
+        self._etag: str | None = None
+        self._incoming: Incoming | None = None
+
+    def fill(self, view: memoryview) -> None:
+        """The next bytes, until there are as many as this holds."""
+        while len(view):
+            try:
+                if self._incoming is None:
+                    self._begun_at = self.at
+                    self._incoming = self._asked()
+                count = self._incoming.readinto(view)
+            except (Unreachable, Refused) as error:
+                if isinstance(error, Refused) and not error.temporary:
+                    raise
+                self._incoming = None
+                if self.at - self._begun_at < PROGRESS:
+                    self._patience(error)
+            else:
+                self.at += count
+                view = view[count:]
+
+    def _begun(self) -> Incoming:
+        incoming = self._http.open(self._path)
+        if incoming.status != 200:
+            raise Unreachable(f"{self._http.address} sent a part of the model that nobody asked for")
+        self._etag = incoming.headers.get("ETag")
+        return incoming
+
+    def _asked(self) -> Incoming:
+        if not self.at:
+            return self._begun()
+        if not self._etag:
+            raise Changed("without an ETag nobody knows")
+        try:
+            incoming = self._http.open(self._path, {"Range": f"bytes={self.at}-", "If-Range": self._etag})
+        except Refused as refused:
+            raise Changed(str(refused)) if refused.status == 416 else refused from refused
+        begins = incoming.headers.get("Content-Range", "").startswith(f"bytes {self.at}-")
+        if incoming.status != 206 or not begins or incoming.headers.get("ETag", self._etag) != self._etag:
+            raise Changed("it was changed meanwhile")
+        return incoming
+
+
+def read_model(fill: Fill, layout: Layout) -> Model:
+    """The model that these bytes hold; refused, by name, where it does not fit."""
+    reader = HeaderReader()
+    length = _next(fill, LENGTH_BYTES)
+    reader.feed(length)  # refuses one that is too long
+    head = _next(fill, int.from_bytes(length, "little"))
+    header = reader.feed(head)
+    if header is None:
+        raise BadPayload("the header ends before its end")
+    check_fit(header, layout)
+    return _flat(fill, layout) if is_flat(header, layout) else _other(fill, layout, header, bytes(length + head))
+
+
+def _flat(fill: Fill, layout: Layout) -> Model:
+    vector = aligned(layout.size)
+    fill(vector.data.cast("B"))
+    carried = {}
+    for tensor in tensors_of(layout)[len(layout.slots) :]:
+        data = _next(fill, tensor.end - tensor.begin)
+        carried[tensor.name] = np.frombuffer(data, tensor.dtype).reshape(tensor.shape).copy()
+    return Model(layout, vector, carried)
+
+
+def _other(fill: Fill, layout: Layout, header: Header, head: bytes) -> Model:
+    """Another writer's order: the whole file, then a copy."""
+    whole = bytearray(header.size)
+    whole[: len(head)] = head
+    fill(memoryview(whole)[len(head) :])
+    return unpack(memoryview(whole), layout)
+
+
+def _next(fill: Fill, size: int) -> bytearray:
+    data = bytearray(size)
+    fill(memoryview(data))
+    return data

@@ -1,0 +1,224 @@
+"""Owns whether a device may train now: its conditions, and a command of its owner's.
+
+Rules kept here:
+- Nothing here waits without a limit. Whatever fails or takes too long is a reason not to train, in one line.
+- idle: other processes leave the processor alone. Whether somebody sits before the screen cannot be asked in a portable
+  way; where that matters, a gate asks.
+- plugged-in: on mains power, or without a battery.
+- unmetered: no link that NetworkManager calls metered. Without NetworkManager every link counts as unmetered; where
+  that matters, a gate asks.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from enum import Enum
+from typing import Any, Protocol
+
+from offbeat.errors import InvalidValue, MissingExtra
+
+GATE_S, NMCLI_S, MEASURE_S, REAP_S = 30.0, 5.0, 1.0, 5.0
+BUSY_MAX = 20.0
+"""Percent of all processors that other processes may use while the device counts as idle."""
+SAID_MAX, LINE_MAX = 4096, 200
+"""Bytes of a gate's output that are looked at, and characters of its first line that are passed on."""
+
+
+class Condition(Enum):
+    """What must hold before a device trains; what is quickly asked stands first."""
+
+    PLUGGED_IN = "plugged-in"
+    UNMETERED = "unmetered"
+    IDLE = "idle"
+
+
+def conditions_of(text: str) -> frozenset[Condition]:
+    """Conditions by their names.
+
+    >>> sorted(condition.value for condition in conditions_of("idle, plugged-in"))
+    ['idle', 'plugged-in']
+    """
+    names = [name.strip() for name in text.split(",")] if text.strip() else []
+    allowed = {condition.value: condition for condition in Condition}
+    for name in names:
+        if name not in allowed:
+            listed = ", ".join(sorted(allowed))
+            raise InvalidValue(f"{name!r} is no condition; use some of {listed}, with commas between them")
+    return frozenset(allowed[name] for name in names)
+
+
+class Probe(Protocol):
+    """What a device knows about itself; every answer comes within seconds."""
+
+    def busy(self) -> float:
+        """Percent of all processors that other processes use."""
+        ...
+
+    def plugged_in(self) -> bool | None:
+        """On mains power; None where there is a battery that does not tell."""
+        ...
+
+    def metered(self) -> bool:
+        """Does some link cost by the byte?"""
+        ...
+
+
+class Eligibility:
+    """May this device train now? Every call looks again."""
+
+    def __init__(
+        self,
+        conditions: Iterable[Condition] = (),
+        gate: str | None = None,
+        *,
+        probe: Probe | None = None,
+        busy_max: float = BUSY_MAX,
+        gate_s: float = GATE_S,
+    ) -> None:
+        """`gate` is a command without a shell; `probe` answers instead of the system."""
+        self.conditions = frozenset(conditions)
+        self.gate = None if gate is None else _split(gate)
+        self.busy_max, self.gate_s = busy_max, gate_s
+        self.probe: Probe = System(self.conditions) if probe is None else probe
+
+    def why_not(self) -> str | None:
+        """None when the device is eligible, else the first reason against it, in one line. Blocks, within limits."""
+        for condition in Condition:
+            if condition in self.conditions and (reason := self._against(condition)):
+                return reason
+        return None if self.gate is None else _refused(self.gate, self.gate_s)
+
+    def _against(self, condition: Condition) -> str | None:
+        try:
+            match condition:
+                case Condition.PLUGGED_IN:
+                    return _against_power(self.probe.plugged_in())
+                case Condition.UNMETERED:
+                    return "the network is metered" if self.probe.metered() else None
+                case Condition.IDLE:
+                    return _against_load(self.probe.busy(), self.busy_max)
+        except (OSError, RuntimeError) as error:
+            return f"cannot tell whether the device is {condition.value}: {error}; leave it out, or ask with a gate"
+
+
+def _against_power(plugged_in: bool | None) -> str | None:
+    if plugged_in is None:
+        return "the battery does not tell whether it is plugged in; leave plugged-in out, or ask with a gate"
+    return None if plugged_in else "the device runs on battery"
+
+
+def _against_load(busy: float, busy_max: float) -> str | None:
+    return f"other processes use {busy:.0f} % of the processors, above {busy_max:g} %" if busy > busy_max else None
+
+
+# --- the system ------------------------------------------------------------------------------------------------------
+
+
+class System:
+    """The device that this runs on. Of what is asked, psutil answers all but the network."""
+
+    def __init__(self, conditions: Iterable[Condition] = Condition, *, measure_s: float = MEASURE_S) -> None:
+        """Missing psutil is told now, not when the device is first looked at."""
+        self.measure_s = measure_s
+        if set(conditions) - {Condition.UNMETERED}:
+            _psutil()
+
+    def busy(self) -> float:
+        """Measured over `measure_s`; what this process itself does in that time is subtracted."""
+        own, at = time.process_time(), time.perf_counter()
+        everyone = float(_psutil().cpu_percent(interval=self.measure_s))
+        own, took = time.process_time() - own, time.perf_counter() - at
+        return max(0.0, everyone - 100.0 * own / took / (os.cpu_count() or 1))
+
+    def plugged_in(self) -> bool | None:
+        """A device without a battery, or whose system knows of none, is on mains power."""
+        ask = getattr(_psutil(), "sensors_battery", None)
+        try:
+            battery = ask() if ask else None
+        except FileNotFoundError:  # a container that shows no power supplies
+            battery = None
+        return True if battery is None else battery.power_plugged
+
+    def metered(self) -> bool:
+        """As NetworkManager says or guesses; no where it is not there or does not answer."""
+        nmcli = shutil.which("nmcli")
+        if nmcli is None:
+            return False
+        command = [nmcli, "-t", "-f", "GENERAL.METERED", "dev", "show"]
+        words = {**os.environ, "LC_ALL": "C"}  # "yes" in any other language is no "yes"
+        try:
+            said = subprocess.run(command, capture_output=True, timeout=NMCLI_S, env=words, check=False)  # noqa: S603
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        return any(line.startswith(b"GENERAL.METERED:yes") for line in said.stdout.splitlines())
+
+
+def _psutil() -> Any:
+    try:
+        import psutil  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise MissingExtra("psutil", "work") from error
+    return psutil
+
+
+# --- the gate --------------------------------------------------------------------------------------------------------
+
+
+def _split(gate: str) -> list[str]:
+    """A command that can never run would keep a worker from training for ever: it is refused at once."""
+    try:
+        command = shlex.split(gate)
+    except ValueError as error:
+        raise InvalidValue(f"the gate {gate!r} cannot be split into words: {error}; mind its quotes") from None
+    if not command or shutil.which(command[0]) is None:
+        raise InvalidValue(f"the gate {gate!r} names no program that can be run; give its path, and make it executable")
+    return command
+
+
+def _refused(command: list[str], limit_s: float) -> str | None:
+    """Why the gate says no. What it prints is read when it is done, so a pipe's fill of it is all that it may print."""
+    try:
+        process = subprocess.Popen(  # noqa: S603 (the owner of the device chose it; no shell)
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return f"the gate {command[0]} cannot be run: {error.strerror}"
+    try:
+        status = process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return f"the gate {command[0]} took longer than {limit_s:g} s" + _first_line(process)
+    else:
+        return None if status == 0 else f"the gate {command[0]} said no (status {status})" + _first_line(process)
+    finally:
+        _end(process)
+
+
+def _first_line(process: subprocess.Popen[bytes]) -> str:
+    """Without waiting: somebody whom the gate has left behind may hold its output open."""
+    if process.stdout is None:
+        return ""
+    os.set_blocking(process.stdout.fileno(), False)
+    with suppress(BlockingIOError):
+        lines = os.read(process.stdout.fileno(), SAID_MAX).decode(errors="replace").split("\n")
+        return next((f": {line.strip()[:LINE_MAX]}" for line in lines if line.strip()), "")
+    return ""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Nothing of a gate that took too long stays: what it started is of its session."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel is not waited for
+            process.wait(REAP_S)
+    if process.stdout is not None:
+        process.stdout.close()

@@ -1,0 +1,102 @@
+"""Owns how a worker is interrupted: told to stop by a signal, or told by its heartbeat that the task is not wanted.
+
+Rules kept here:
+- An interruption is raised only where it is allowed: while the worker trains, waits or speaks to the server. What it
+  writes to its disk is never left half done. What came at another moment is raised at the next one that allows it.
+- It is not an `Exception`, so that a task's own `except Exception` does not swallow it.
+- The second signal ends the process at once.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Self
+
+STOP = (signal.SIGINT, signal.SIGTERM)
+WAKE = signal.SIGUSR1
+"""By which the heartbeat's thread reaches the main thread in whatever it is doing."""
+
+
+class Stop(BaseException):
+    """The worker is to stop."""
+
+
+class Revoked(BaseException):
+    """The task that is being trained is not wanted any more."""
+
+
+class Interrupts:
+    """Listens to signals while it is entered; outside the main thread only to `stop`."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        """Was the worker told to stop?"""
+        self._open = False
+        self._task: int | None = None
+        self._revoked: int | None = None
+        self._stopped = threading.Event()
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.getsignal(number) for number in (*STOP, WAKE)}
+            for number in STOP:
+                signal.signal(number, self._on_stop)
+            signal.signal(WAKE, self._on_wake)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        before, self._before = self._before, {}
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    # --- whoever interrupts ------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """From another thread: stop at the next moment that allows it."""
+        self.asked = True
+        self._stopped.set()
+
+    def revoke(self, task: int) -> None:
+        """From another thread: this task is not wanted any more."""
+        self._revoked = task
+        main = threading.main_thread().ident
+        if self._before and main is not None:
+            signal.pthread_kill(main, WAKE)
+
+    def _on_stop(self, number: int, _frame: FrameType | None) -> None:
+        if self.asked:
+            os._exit(128 + number)
+        self.asked = True  # not the event: the main thread may hold its lock at this moment
+        self._raise_if_due()
+
+    def _on_wake(self, _number: int, _frame: FrameType | None) -> None:
+        self._raise_if_due()
+
+    # --- whoever is interrupted --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def allowed(self, task: int | None = None) -> Iterator[None]:
+        """Here `Stop` may be raised and, while `task` is being trained, `Revoked`."""
+        before = self._task, self._open
+        self._task, self._open = task, True
+        try:
+            self._raise_if_due()
+            yield
+        finally:
+            self._task, self._open = before[0], before[1] and not self.asked
+
+    def wait(self, seconds: float) -> None:
+        """Do nothing for so long, unless interrupted."""
+        with self.allowed():
+            if self._stopped.wait(seconds):
+                raise Stop
+
+    def _raise_if_due(self) -> None:
+        revoked = self._task is not None and self._task == self._revoked
+        if self._open and (self.asked or revoked):
+            self._open = False  # once is enough: what cleans up is not interrupted again
+            raise Stop if self.asked else Revoked

@@ -1,0 +1,222 @@
+"""Owns the life of a worker: it joins, and then is idle or working, as in the paper, until the run is finished.
+
+Rules kept here:
+- idle: wait until the device may train, then wait for a task. working: pull, train, keep on the disk, push.
+- A training that fails is handed back and told in one line; after some in a row the worker gives up.
+- Told to stop, it stops at once: the task is handed back or, where the update is finished, pushed if that is quick.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import isfinite
+from time import monotonic
+from typing import Any
+
+from offbeat.core.layout import Layout, Model
+from offbeat.errors import InvalidValue, LayoutMismatch, OffbeatError
+from offbeat.task import Task, Trained, Work, start
+from offbeat.worker.answers import Refused
+from offbeat.worker.backoff import Backoff
+from offbeat.worker.calls import OtherRun
+from offbeat.worker.contact import Contact, Server
+from offbeat.worker.delivery import Delivery
+from offbeat.worker.eligibility import Eligibility
+from offbeat.worker.heartbeat import Heartbeat
+from offbeat.worker.interrupts import Interrupts, Revoked, Stop
+from offbeat.worker.messages import Joined, Lease
+from offbeat.worker.outbox import Journal, Outbox
+from offbeat.worker.settings import WorkerSettings
+from offbeat.worker.trouble import Say
+
+SOON_S = 0.2
+"""A server that lets nobody wait is not asked again at once."""
+NO_TASK = frozenset({"quarantined", "superseded"})
+"""Refusals after which the worker waits and asks again."""
+
+
+class GaveUp(OffbeatError):
+    """Too many trainings in a row failed."""
+
+
+class Worker:
+    """Works for one device."""
+
+    def __init__(
+        self,
+        server: Server,
+        outbox: Outbox,
+        make: Callable[[Joined], Task],
+        settings: WorkerSettings,
+        *,
+        eligibility: Eligibility | None = None,
+        journal: Journal | None = None,
+        backoff: Callable[[], Backoff] = lambda: Backoff(rng=random.Random()),  # noqa: S311 (jitter)
+        interrupts: Interrupts | None = None,
+        say: Say = lambda _line: None,
+        describe: Callable[[Exception], str] = str,
+    ) -> None:
+        """`make` gives the task for a run; `describe` says in one line what went wrong in it."""
+        self.settings, self.say = settings, say
+        self.interrupts = interrupts or Interrupts()
+        self._server, self._make, self._describe = server, make, describe
+        self._eligibility = eligibility or Eligibility()
+        self._contact = Contact(server, self.interrupts, backoff, say)
+        self._delivery = Delivery(outbox, journal or Journal(None), self._contact, say)
+        self._heartbeat = Heartbeat(server.beside(), self.interrupts.revoke)
+        self._failures = 0
+
+    def run(self) -> None:
+        """Work until the run is finished or somebody says stop; what ends it otherwise is raised."""
+        with self.interrupts, self._heartbeat:
+            try:
+                self._work()
+                self._contact.goodbye()
+            except Stop:
+                self._stop()
+            except OffbeatError:
+                self._contact.goodbye(handing_back=self._delivery.unsent is None)
+                raise
+            finally:
+                self._server.close()
+
+    def _work(self) -> None:
+        while True:
+            self._contact.task = self._delivery.held()
+            joined = self._contact.answered(lambda: self._server.join(self._contact.task))
+            self.say(f"joined run {joined.run} as worker {joined.worker}, for device {joined.device}")
+            try:
+                return self._member(joined)
+            except OtherRun:
+                self.say("the server has another run now")
+
+    def _member(self, joined: Joined) -> None:
+        """A member of one run, to its end."""
+        with self._holding(self._contact.task):
+            self._delivery.push_held(joined)
+        if joined.state == "finished":
+            return self.say("the run is finished")
+        task, layout = self._loaded(joined)
+        while (lease := self._leased()) is not None:
+            with self._holding(lease.task):
+                self._do(joined.run, task, layout, lease)
+        return None
+
+    @contextmanager
+    def _holding(self, task: int | None) -> Iterator[None]:
+        """The heart beats for a task; when the worker is stopped meanwhile, it still knows which it was."""
+        self._contact.task = task
+        if task is not None:
+            self._heartbeat.hold(task)
+        try:
+            yield
+            self._contact.task = None
+        finally:
+            self._heartbeat.rest()
+
+    def _loaded(self, joined: Joined) -> tuple[Task, Layout]:
+        try:
+            with self.interrupts.allowed():
+                task = self._make(joined)
+                layout = start(task, joined.seed).layout
+        except OffbeatError:
+            raise
+        except Exception as error:
+            raise OffbeatError(self._describe(error)) from error
+        if layout.fingerprint != joined.layout:
+            raise LayoutMismatch(f"this task makes another model than that of the server; use its task: {joined.task}")
+        return task, layout
+
+    # --- idle --------------------------------------------------------------------------------------------------------
+
+    def _leased(self) -> Lease | None:
+        """The next task; None when there will be none."""
+        while True:
+            self._until_eligible()
+            asked_at = monotonic()
+            try:
+                answer = self._contact.answered(self._server.ask)
+            except Refused as refused:
+                if refused.error not in NO_TASK:
+                    raise
+                self._contact.trouble.after(refused)
+                continue
+            if answer.state == "finished":
+                self.say("the run is finished" + (f": {answer.reason}" if answer.reason else ""))
+                return None
+            if answer.lease is not None:
+                return answer.lease
+            if monotonic() - asked_at < SOON_S:
+                self._contact.pause()
+
+    def _until_eligible(self) -> None:
+        told = None
+        while (reason := self._why_not()) is not None:
+            if reason != told:
+                told = reason
+                self.say(f"not now: {reason}")
+            self.interrupts.wait(self.settings.eligible_every_s)
+
+    def _why_not(self) -> str | None:
+        with self.interrupts.allowed():
+            return self._eligibility.why_not()
+
+    # --- working -----------------------------------------------------------------------------------------------------
+
+    def _do(self, run: str, task: Task, layout: Layout, lease: Lease) -> None:
+        try:
+            with self.interrupts.allowed(lease.task):
+                model = self._server.pull(lease, layout, self._contact.trouble.after)
+                self._contact.trouble.over()
+                trained = self._trained(task, model, lease)
+        except Revoked:
+            self.say(f"task {lease.task} is not wanted any more")
+        except Refused as refused:
+            if refused.for_good:
+                raise
+            self.say(f"handed task {lease.task} back: {refused.message}")
+            self._contact.hand_back()
+            self._contact.pause(free=1)  # a version can be gone by chance; time and again, it is not
+        except Exception as error:
+            self._failed(lease.task, error)
+        else:
+            self._failures = 0
+            self._delivery.push(self._delivery.keep(run, lease.task, model, trained))
+
+    def _trained(self, task: Task, model: Model, lease: Lease) -> Trained:
+        """Train what was pulled in its place: nobody else has it."""
+        work = Work(lease.device, lease.number, lease.seed, lease.local_iterations, lease.gamma)
+        began = monotonic()
+        trained = _checked(task.train(model, work))
+        if (left := self.settings.at_least_s - (monotonic() - began)) > 0:
+            self.interrupts.wait(left)
+        took = f"{trained.gradients} gradients in {monotonic() - began:.1f} s"
+        self.say(f"task {lease.task} on version {lease.tau}: trained {took}")
+        return trained
+
+    def _failed(self, task: int, error: Exception) -> None:
+        self._failures += 1
+        self.say(f"task {task} failed: {self._describe(error)}")
+        self._contact.hand_back()
+        if self._failures >= self.settings.failures_max:
+            raise GaveUp(f"{self._failures} trainings in a row failed; mend the task, and start the worker again")
+        self._contact.pause()
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        self._delivery.push_quickly(self.settings.stop_s)
+        unsent = self._delivery.unsent
+        self._contact.goodbye(handing_back=unsent is None)
+        self.say("stopped" if unsent is None else f"stopped; the update of task {unsent.task} is pushed next time")
+
+
+def _checked(trained: Any) -> Trained:
+    """What a task reports, if it can be sent; metrics that are no finite numbers are left out."""
+    if not isinstance(trained, Trained):
+        raise InvalidValue(f"`train` must return offbeat.Trained(samples, gradients), not {trained!r}")
+    samples, gradients = int(trained.samples), int(trained.gradients)
+    if samples < 1 or gradients < 0:
+        raise InvalidValue(f"`train` returned {trained!r}; samples must be >= 1 and gradients >= 0")
+    metrics = {str(name): float(value) for name, value in trained.metrics.items()}
+    return Trained(samples, gradients, {name: value for name, value in metrics.items() if isfinite(value)})

@@ -1,0 +1,363 @@
+"""Owns what a worker must not lose: its finished update until the server has it, its name, its journal.
+
+Rules kept here:
+- An update is two files: the vector, `RUN-TASK.safetensors`, and then its record, `RUN-TASK.json`. Each is written
+  aside, brought to the disk, renamed; without its record a vector is nothing. When an update goes, its record goes
+  first.
+- Only the newest update is kept: the one before it goes when the newest is on the disk, not earlier.
+- What is found is believed only if its size and its digest are right. What is wrong is removed, and it is said why.
+- One worker per folder. A folder that is no worker's is refused: files are removed here.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from offbeat.core.layout import Model
+from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.storage.aside import cannot_write
+from offbeat.storage.disk import Bytes, Disk
+from offbeat.storage.json_file import plain
+from offbeat.storage.lock import Lock
+from offbeat.wire import body_of, header_of
+
+LOCK, IDENTITY = "worker.lock", "worker.json"
+VECTOR, RECORD = ".safetensors", ".json"
+RUN = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
+OURS = re.compile(rf"{RUN}-\d+\.(safetensors|json)(\.\d+\.aside)?|worker\.json\.\d+\.aside")
+"""The files that may be removed."""
+NAME_MAX = 100
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+HALF_MAX = 1 << 16
+"""Bytes of a journal's end in which its last whole line must end."""
+LINE = b'{"run": '
+
+
+class OutboxFull(OffbeatError):
+    """There is no room on the worker's disk; nothing was left on it, and the same can be tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A finished update on the disk, and what is said with it when it is pushed."""
+
+    path: Path
+    """The vector: the bytes to send."""
+    run: str
+    task: int
+    digest: str
+    """sha256 of those bytes, in hexadecimal."""
+    size: int
+    samples: int
+    gradients: int
+    metrics: Mapping[str, float]
+    layout: str
+    """The fingerprint of the model's layout."""
+
+    @property
+    def record(self) -> Path:
+        """The file that says all this."""
+        return self.path.with_suffix(RECORD)
+
+
+class Outbox:
+    """The folder of one worker. Everything here blocks, so it runs off the event loop."""
+
+    def __init__(self, folder: Path, disk: Disk | None = None, *, name: str | None = None) -> None:
+        """`name` is what the worker is called from now on; without it, what it was called, or a new name."""
+        self.path, self.disk = folder, disk or Disk()
+        self.damages: list[str] = []
+        """What was found damaged, one line each, for the log."""
+        with _writing(folder):
+            _make(folder, self.disk)
+        self._lock: Lock | None = _taken(folder)
+        try:
+            self._name = self._called(name)
+        except BaseException:
+            self.close()
+            raise
+
+    def name(self) -> str:
+        """What this worker is called, today and after a restart."""
+        return self._name
+
+    def close(self) -> None:
+        """Let another worker have the folder."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    # --- updates -----------------------------------------------------------------------------------------------------
+
+    def keep(
+        self, run: str, task: int, model: Model, *, samples: int, gradients: int, metrics: Mapping[str, float]
+    ) -> Finished:
+        """Bring an update to the disk: when this returns it is there until it is dropped, or a newer one is kept."""
+        path = self._vector(run, task)
+        numbers = _numbers(metrics)
+        before = self._records()
+        if path in before:  # the same task again: no record may stand beside a vector that is not its own
+            self.drop(before.pop(path)[1])
+        order = 1 + max((order for order, _ in before.values()), default=0)
+        try:
+            with _writing(path):
+                digest, size = self._write(path, model)
+                told = (digest, size, int(samples), int(gradients), numbers, model.layout.fingerprint)
+                finished = Finished(path, run, int(task), *told)
+                self.disk.write_whole(finished.record, [_told(order, finished)])
+        except BaseException:
+            self._forget(path)
+            raise
+        for other in before:
+            self._forget(other)
+        return finished
+
+    def held(self) -> Finished | None:
+        """The update that the server has not acknowledged, if there is one; leftovers are removed."""
+        found = sorted(self._records().values(), key=lambda record: record[0], reverse=True)
+        whole = next((finished for _, finished in found if self._is_whole(finished)), None)
+        stay = {whole.path, whole.record} if whole else set()
+        with _writing(self.path):
+            gone = [file for file in self._ours() if file not in stay]
+            for file in sorted(gone, key=lambda file: file.suffix != RECORD):
+                self.disk.remove(file)
+            self.disk.sync_folder(self.path)
+        return whole
+
+    def drop(self, finished: Finished) -> None:
+        """The server has it, or does not want it: when this returns, it never comes back."""
+        with _writing(finished.path):
+            self._remove(finished.path)
+
+    def _write(self, path: Path, model: Model) -> tuple[str, int]:
+        digest, size = hashlib.sha256(), 0
+        whole: tuple[Bytes, ...] = (header_of(model.layout), *body_of(model))
+
+        def parts() -> Iterator[Bytes]:
+            nonlocal size
+            for part in whole:
+                digest.update(part)
+                size += len(part)
+                yield part
+
+        self.disk.write_whole(path, parts())
+        return digest.hexdigest(), size
+
+    def _remove(self, vector: Path) -> None:
+        """That the record is gone is on the disk before the vector goes: there is no moment at which it lies."""
+        self.disk.remove(vector.with_suffix(RECORD))
+        self.disk.sync_folder(self.path)
+        self.disk.remove(vector)
+
+    def _forget(self, vector: Path) -> None:
+        """As far as the disk allows, and not durably: what comes back is not the newest, and `held` removes it."""
+        for file in (vector.with_suffix(RECORD), vector):
+            with suppress(OSError):
+                self.disk.remove(file)
+
+    def _vector(self, run: str, task: int) -> Path:
+        if not re.fullmatch(RUN, run) or task < 0:
+            raise InvalidValue(
+                f"run {run!r}, task {task} cannot name a file: a run has 1..100 of A-Z a-z 0-9 _ . - and begins with "
+                "none of . -; a task is a whole number >= 0"
+            )
+        return self.path / f"{run}-{task}{VECTOR}"
+
+    # --- what is there -----------------------------------------------------------------------------------------------
+
+    def _ours(self) -> list[Path]:
+        with _writing(self.path):
+            return [file for file in self.path.iterdir() if OURS.fullmatch(file.name)]
+
+    def _records(self) -> dict[Path, tuple[int, Finished]]:
+        """Every record that can be read, by its vector, with its place in the order: the highest is the newest."""
+        found: dict[Path, tuple[int, Finished]] = {}
+        for file in self._ours():
+            if file.suffix == RECORD:
+                try:
+                    order, finished = self._parsed(json.loads(_read(file)))
+                    if finished.record != file:
+                        raise ValueError(f"it speaks of task {finished.task} of run {finished.run}")  # noqa: TRY301
+                    found[finished.path] = order, finished
+                except (AttributeError, KeyError, TypeError, ValueError) as error:
+                    self._damaged(file, f"is no record and was removed: {error!r}")
+        return found
+
+    def _parsed(self, fields: dict[str, Any]) -> tuple[int, Finished]:
+        order, path = int(fields.pop("order")), self._vector(fields["run"], fields["task"])
+        fields["metrics"] = {name: float(value) for name, value in fields["metrics"].items()}
+        return order, Finished(path, **fields)
+
+    def _is_whole(self, finished: Finished) -> bool:
+        try:
+            with finished.path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(0)
+                if size != finished.size:
+                    return self._damaged(finished.path, f"has {size} bytes, not {finished.size}, and was removed")
+                if hashlib.file_digest(file, "sha256").hexdigest() != finished.digest:
+                    return self._damaged(finished.path, "is not what was written, by its digest, and was removed")
+        except FileNotFoundError:
+            return self._damaged(finished.path, "is missing, and its record was removed")
+        except OSError as error:
+            raise _cannot_read(finished.path, error) from error
+        return True
+
+    def _damaged(self, file: Path, why: str) -> bool:
+        self.damages.append(f"{file} {why}")
+        return False
+
+    # --- the worker --------------------------------------------------------------------------------------------------
+
+    def _called(self, given: str | None) -> str:
+        file = self.path / IDENTITY
+        others = [other.name for other in self._ours() if other.suffix in (VECTOR, RECORD)]
+        if others and not file.exists():
+            raise InvalidValue(f"{self.path} holds {others[0]} but is no worker's folder; give a new one with --dir")
+        known = self._known(file)
+        name = _checked(given) if given is not None else known or _new_name()
+        if name != known:
+            with _writing(file):
+                self.disk.write_whole(file, [json.dumps({"name": name}).encode()])
+        return name
+
+    def _known(self, file: Path) -> str | None:
+        try:
+            return _checked(json.loads(_read(file))["name"]) if file.exists() else None
+        except (KeyError, TypeError, ValueError):
+            self._damaged(file, "does not tell the worker's name; it gets another one")
+            return None
+
+
+class Journal:
+    """What the server acknowledged, one line of JSON each; one worker per journal. Without a path it does nothing."""
+
+    def __init__(self, path: Path | None, disk: Disk | None = None) -> None:
+        """Half a line at the end, which a power cut leaves, is cut off."""
+        self.path, self.disk = path, disk or Disk()
+        self._lock: Lock | None = None
+        if path is None:
+            return
+        with _writing(path):
+            self._lock = Lock.take(path.with_name(f"{path.name}.lock"))
+            try:
+                if not path.exists():
+                    self.disk.create(path).close()
+                    self.disk.sync_folder(path.parent)
+                self._size = _whole_lines(path)
+                with self.disk.extend(path, self._size) as output:
+                    output.sync()
+            except BaseException:
+                self.close()
+                raise
+
+    def note(self, run: str, task: int, digest: str, outcome: str) -> None:
+        """Add a line: when this returns it is on the disk."""
+        if self.path is None:
+            return
+        line = json.dumps({"run": run, "task": task, "digest": digest, "outcome": outcome}).encode() + b"\n"
+        with _writing(self.path), self.disk.extend(self.path, self._size) as output:  # cuts off what failed before
+            output.write(line)
+            output.sync()
+        self._size += len(line)
+
+    def close(self) -> None:
+        """Let another have it."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+
+def _whole_lines(path: Path) -> int:
+    """How many bytes of a journal are whole lines; a file that is none must not lose its end."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - HALF_MAX))
+        end = file.read()
+    half = end[end.rfind(b"\n") + 1 :]
+    begun = half.rstrip(b"\0")[: len(LINE)]  # some file systems leave zeros where contents did not reach the disk
+    if not LINE.startswith(begun):
+        raise InvalidValue(f"{path} does not end as a journal does; give the path of a journal, or of no file yet")
+    return size - len(half)
+
+
+# --- files and names -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            where = f"cannot write {path}: {error.strerror}"
+            raise OutboxFull(f"{where}; make room on its disk, or give a folder on another one with --dir") from error
+        raise cannot_write(path, error) from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _cannot_read(path, error) from error
+
+
+def _cannot_read(path: Path, error: OSError) -> OffbeatError:
+    """It may well be whole, so it is not removed."""
+    return OffbeatError(f"cannot read {path}: {error.strerror}; make it readable, remove it, or give another --dir")
+
+
+def _told(order: int, finished: Finished) -> bytes:
+    fields = {name: value for name, value in asdict(finished).items() if name != "path"}
+    return json.dumps(plain({"order": order, **fields}), allow_nan=False).encode()
+
+
+def _numbers(metrics: Mapping[str, float]) -> dict[str, float]:
+    try:
+        return {str(name): float(value) for name, value in metrics.items()}
+    except (TypeError, ValueError):
+        raise InvalidValue(f"the metrics of a training must be numbers, not {dict(metrics)!r}") from None
+
+
+def _make(folder: Path, disk: Disk) -> None:
+    """A new folder's name, too, must be on the disk. What is trained on a device's data is for nobody else's eyes."""
+    new = [made for made in (folder, *folder.parents) if not made.exists()]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for made in new:
+        disk.sync_folder(made.parent)
+
+
+def _taken(folder: Path) -> Lock:
+    try:
+        with _writing(folder):
+            return Lock.take(folder / LOCK)
+    except InvalidValue as error:
+        raise InvalidValue(f"{error}: every worker needs its own, give it with --dir") from None
+
+
+def _new_name() -> str:
+    """Two workers of one host are told apart."""
+    host = "".join(letter for letter in socket.gethostname().split(".")[0] if "!" <= letter <= "~")
+    return f"{host[: NAME_MAX - 5] or 'worker'}-{secrets.token_hex(2)}"
+
+
+def _checked(name: str) -> str:
+    if not (isinstance(name, str) and 1 <= len(name) <= NAME_MAX and name.isprintable() and name == name.strip()):
+        raise InvalidValue(f"a worker cannot be called {name!r}; use 1..{NAME_MAX} printable characters")
+    return name
