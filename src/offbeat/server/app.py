@@ -1,0 +1,124 @@
+"""Owns the HTTP application: which path leads where, who may go there, and that every refusal looks alike.
+
+Rules kept here:
+- Access is decided before anything else is looked at, from the token alone.
+- Whatever goes wrong in a handler is one JSON refusal; the log has the rest.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestPayloadError
+
+from offbeat.errors import InvalidValue
+from offbeat.server import calls, pulls, pushes, views
+from offbeat.server.access import Right, bearer
+from offbeat.server.guard import SILENT
+from offbeat.server.refusals import Refusal, of_http
+from offbeat.server.service import JSON_BYTES_MAX, PROTOCOL, SERVICE, TOKEN, Service, hello, service_of
+
+log = logging.getLogger("offbeat.server")
+logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # else whoever sends garbage fills the log
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+HEAD_LINE_MAX = 8190
+
+
+class Route(NamedTuple):
+    """One call of the API."""
+
+    method: str
+    path: str
+    handler: Handler
+    right: Right | None
+    """None is open to everybody."""
+
+
+ROUTES = (
+    Route("POST", "/v1/workers", calls.join, Right.WORK),
+    Route("GET", "/v1/workers", views.workers, Right.WATCH),
+    Route("DELETE", "/v1/workers/{worker}", calls.leave, Right.WORK),
+    Route("POST", "/v1/workers/{worker}/ask", calls.ask, Right.WORK),
+    Route("POST", "/v1/workers/{worker}/readmit", calls.readmit, Right.MANAGE),
+    Route("GET", "/v1/models/{t}", pulls.pull, Right.MODELS),
+    Route("DELETE", "/v1/tasks/{task}", calls.hand_back, Right.WORK),
+    Route("POST", "/v1/tasks/{task}/heartbeat", calls.heartbeat, Right.WORK),
+    Route("GET", "/v1/tasks/{task}/update", pushes.offset, Right.WORK),
+    Route("PUT", "/v1/tasks/{task}/update", pushes.push, Right.WORK),
+    Route("GET", "/v1/status", views.status, Right.WATCH),
+    Route("GET", "/v1/events", views.events, Right.WATCH),
+    Route("GET", "/v1/metrics", views.metrics, Right.WATCH),
+    Route("GET", "/v1/health", views.health, None),
+    Route("GET", "/v1/openapi.json", views.api, None),
+)
+_RIGHT_OF = {route.handler: route.right for route in ROUTES}
+
+
+def make_app(service: Service) -> web.Application:
+    """The application of one served run."""
+    app = web.Application(client_max_size=JSON_BYTES_MAX, middlewares=[refusing, admitting])
+    app[SERVICE], app[SILENT] = service, set()
+    app[pulls.READERS], app[pushes.UPLOADS] = pulls.Readers(), pushes.Uploads()
+    for route in ROUTES:
+        app.router.add_route(route.method, route.path, route.handler, expect_handler=expecting)
+    return app
+
+
+async def expecting(request: web.Request) -> None:
+    """A push is looked at before its body is wanted; for the small calls there is nothing to wait for."""
+    if request.match_info.handler is not pushes.push:
+        await pushes.say_continue(request)
+
+
+@web.middleware
+async def refusing(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn whatever goes wrong into a refusal."""
+    request.app[SILENT].discard(request.protocol)
+    try:
+        response = await handler(request)
+    except Refusal as refusal:
+        response = refusal.response()
+    except web.HTTPException as error:
+        response = of_http(error).response()
+    except InvalidValue as error:
+        response = Refusal("bad_request", str(error)).response()
+    except RequestPayloadError as error:
+        response = Refusal("bad_request", f"the body cannot be read: {error}").response()
+    except (asyncio.CancelledError, ConnectionError):
+        raise
+    except Exception:
+        log.exception("%s %s failed", request.method, request.path)
+        response = Refusal("internal", "something went wrong in the server").response()
+    if not response.prepared:
+        response.headers.update(hello())
+        if request.can_read_body and not request.content.at_eof():
+            response.force_close()  # the body will not be read, and may not even be sent
+    return response
+
+
+@web.middleware
+async def admitting(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Who may go where."""
+    theirs = request.headers.get("Offbeat-Protocol", str(PROTOCOL))
+    if theirs != str(PROTOCOL):
+        raise Refusal("wrong_version", f"the request is of protocol {theirs[:20]!r}; this server speaks {PROTOCOL}")
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise Refusal("media_type", "a body must not be compressed")
+    right, book = _RIGHT_OF.get(request.match_info.handler), service_of(request).tokens
+    if right is not None and book is not None:
+        token = bearer(request.headers.get("Authorization"))
+        if token is None:
+            raise Refusal("no_token", "this server wants a token")
+        try:
+            entry = book.check(token)
+        except InvalidValue as error:
+            log.error("nobody is let in: %s", error)  # noqa: TRY400 (what is wrong is in its words)
+            raise Refusal("not_now", "the server cannot read its tokens", retry_after_s=5) from error
+        if entry is None:
+            raise Refusal("bad_token", "this token is not known, or was revoked")
+        if not entry.role.may(right):
+            raise Refusal("not_allowed", f"a token of role {entry.role.value} may not do this")
+        request[TOKEN] = entry
+    return await handler(request)

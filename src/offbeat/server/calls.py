@@ -1,0 +1,254 @@
+"""Owns the small calls of workers: join, ask, heartbeat, hand back, leave; and the administrator's readmit.
+
+Rules kept here:
+- A worker's number and session are on the disk before it hears of them; a lease likewise.
+- An answer to `ask` that cannot be written hands its lease back: no lease goes to a closed connection.
+"""
+
+import asyncio
+from math import isfinite
+from typing import Any
+
+from aiohttp import web
+
+from offbeat.loading import OFFERED, OVERRIDES
+from offbeat.protocol.coordinator import Coordinator
+from offbeat.protocol.messages import (
+    HeartbeatArrived,
+    Lease,
+    LeaseReturned,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerReadmitted,
+)
+from offbeat.server.access import Role
+from offbeat.server.desk import News, Over, Quarantined, Superseded
+from offbeat.server.refusals import Refusal, answer
+from offbeat.server.service import (
+    NUMBER_DIGITS_MAX,
+    PROTOCOL,
+    TOKEN,
+    VERSION,
+    Service,
+    hello,
+    json_of,
+    number_in_path,
+    service_of,
+    session_of,
+)
+from offbeat.server.sessions import Session, digest_of, new_secret
+
+NAME_MAX = 100
+TASK_MAX = 1000
+QUARANTINE_RETRY_S = 60.0
+JOIN = {
+    "name": (str,),
+    "protocol": (int,),
+    "version": (str,),
+    "task": (str,),
+    "device": (int, type(None)),
+    "holding": (int, type(None)),
+}
+
+
+# --- joining and leaving ---------------------------------------------------------------------------------------------
+
+
+async def join(request: web.Request) -> web.Response:
+    """A worker comes, or comes back."""
+    service = service_of(request)
+    body = await json_of(request, JOIN)
+    _check_protocol(body)
+    name, device = _name(request, body), body.get("device")
+    for field, most in (("version", NAME_MAX), ("task", TASK_MAX)):
+        if len(body.get(field, "")) > most:
+            raise Refusal("bad_request", f"{field} must have at most {most} letters")
+    holding = body.get("holding")
+    if holding is not None and not 0 <= holding < 10**NUMBER_DIGITS_MAX:
+        raise Refusal("bad_request", f"holding is {holding!r:.40} but must be the number of a task")
+    if device is not None and not 0 <= device < service.devices:
+        raise Refusal("bad_request", f"device is {device} but must lie in 0..{service.devices - 1}")
+    async with service.joining:
+        secret, session = await _joined(service, name, device, holding)
+    return answer(_about(service, session, secret), status=201)
+
+
+def _check_protocol(body: dict[str, Any]) -> None:
+    for field in ("name", "protocol"):
+        if field not in body:
+            raise Refusal("bad_request", f"the body needs {field}")
+    if body["protocol"] != PROTOCOL:
+        theirs = f"{body['protocol']} (Offbeat {body.get('version', 'unknown')!s:.40})"
+        raise Refusal(
+            "wrong_version",
+            f"the worker speaks protocol {theirs}, this server {PROTOCOL} (Offbeat {VERSION})",
+        )
+
+
+def _name(request: web.Request, body: dict[str, Any]) -> str:
+    """A worker's token says who it is; others say so themselves."""
+    entry, name = request.get(TOKEN), str(body["name"])
+    if entry is not None and entry.role is Role.WORKER:
+        return str(entry.name)
+    if not 1 <= len(name) <= NAME_MAX or not all("!" <= letter <= "~" for letter in name):
+        raise Refusal("bad_request", f"name must have 1..{NAME_MAX} letters, digits or signs, and no spaces")
+    return name
+
+
+async def _joined(service: Service, name: str, device: int | None, holding: int | None) -> tuple[str, Session]:
+    sessions = service.sessions
+    worker = sessions.number(name)
+    if sessions.known(name) is None and len(sessions) >= service.limits.workers_max:
+        raise Refusal("not_now", f"workers_max is {service.limits.workers_max}, and they have joined", retry_after_s=60)
+    if device is None:
+        device = sessions.device(name, service.devices)
+    await _release_other(service, worker, holding)
+    secret = new_secret(worker)
+    event = WorkerJoined(0.0, worker, device, name, digest_of(secret))
+    chosen = device
+    await service.desk.tell(lambda at: WorkerJoined(at, worker, chosen, name, event.session))
+    return secret, sessions.take(event)
+
+
+async def _release_other(service: Service, worker: int, holding: int | None) -> None:
+    """A worker that comes back without the task that it was leased will not do it."""
+    lease: Lease | None = await service.desk.ask(lambda c: c.book.of_worker(worker))
+    if lease is not None and lease.task != holding:
+        task = lease.task
+        await service.desk.tell(lambda at: LeaseReturned(at, worker, task))
+
+
+def _about(service: Service, session: Session, secret: str) -> dict[str, Any]:
+    """What a worker must know of the run."""
+    chosen = service.settings.as_dict()
+    return {
+        "worker": session.worker,
+        "session": secret,
+        "device": session.device,
+        "run": service.run_id,
+        "seed": service.settings.seed,
+        "protocol": PROTOCOL,
+        "version": VERSION,
+        "task": service.task,
+        "settings": {name: chosen[name] for name in (*OFFERED, *OVERRIDES, "gamma_schedule")},
+        "layout": service.run.layout.fingerprint,
+        "update_bytes_max": service.run.updates.size_max,
+        "poll_s": service.limits.poll_s,
+        "heartbeat_s": service.heartbeat_s,
+        "state": "finished" if service.finished else "idle",
+    }
+
+
+async def leave(request: web.Request) -> web.Response:
+    """A worker goes."""
+    service = service_of(request)
+    session = session_of(request, number_in_path(request, "worker"))
+    await service.desk.tell(lambda at: WorkerLeft(at, session.worker))
+    service.sessions.left(session.worker)
+    return web.Response(status=204)
+
+
+async def readmit(request: web.Request) -> web.Response:
+    """Lift a quarantine."""
+    service, worker = service_of(request), number_in_path(request, "worker")
+    if service.sessions.of(worker) is None:
+        raise Refusal("not_found", f"there is no worker {worker}")
+    await service.desk.tell(lambda at: WorkerReadmitted(at, worker))
+    return web.Response(status=204)
+
+
+# --- tasks -----------------------------------------------------------------------------------------------------------
+
+
+async def ask(request: web.Request) -> web.StreamResponse:
+    """Wait for a task."""
+    service = service_of(request)
+    session = session_of(request, number_in_path(request, "worker"))
+    session.asking = True
+    try:
+        news = await service.desk.wait(session.worker, _patience(request, service.limits.poll_s))
+    finally:
+        session.asking = False
+    response = answer(_said(service, news), headers=hello())
+    try:
+        await response.prepare(request)
+        await response.write_eof()
+    except (ConnectionError, asyncio.CancelledError):
+        if isinstance(news, Lease):
+            service.desk.hand_back(news)
+        raise
+    return response
+
+
+def _patience(request: web.Request, longest: float) -> float:
+    text = request.query.get("wait_s")
+    if text is None:
+        return longest
+    try:
+        wait_s = float(text)
+    except ValueError:
+        wait_s = -1.0
+    if not (isfinite(wait_s) and wait_s >= 0):
+        raise Refusal("bad_request", f"wait_s is {text[:40]!r} but must be a number of seconds >= 0")
+    return min(wait_s, longest)
+
+
+def _said(service: Service, news: News) -> dict[str, Any]:
+    match news:
+        case Lease():
+            return {"state": "working", "lease": _lease(service, news)}
+        case Over():
+            return {"state": "finished", "reason": service.run.coordinator.ending}
+        case Quarantined():
+            raise Refusal("quarantined", f"this worker is quarantined: {news}", retry_after_s=QUARANTINE_RETRY_S)
+        case Superseded():
+            raise Refusal("superseded", "a newer request of the same worker waits for a task")
+    return {"state": "idle"}
+
+
+def _lease(service: Service, lease: Lease) -> dict[str, Any]:
+    lease_s = service.run.coordinator.plan.lease_s
+    return {
+        "task": lease.task,
+        "device": lease.device,
+        "number": lease.number,
+        "tau": lease.tau,
+        "seed": service.settings.seed,
+        "local_iterations": lease.local_iterations,
+        "gamma": lease.gamma,
+        "lease_s": lease_s if isfinite(lease_s) else None,
+        "model": f"/v1/models/{lease.tau}",
+    }
+
+
+async def heartbeat(request: web.Request) -> web.Response:
+    """Still training."""
+    service, task = service_of(request), number_in_path(request, "task")
+    session = session_of(request)
+    body = await json_of(request, {"progress": (int, float, type(None))})
+    progress = body.get("progress")
+    if progress is not None and not 0 <= progress <= 1:
+        raise Refusal("bad_request", f"progress is {progress!r} but must lie in 0..1")
+    await service.desk.ask(lambda c: _refuse_released(c, session.worker, task))
+    await service.desk.tell(lambda at: HeartbeatArrived(at, task))
+    session.progress = progress
+    lease_s = service.run.coordinator.plan.lease_s
+    return answer({"lease_s": lease_s if isfinite(lease_s) else None})
+
+
+def _refuse_released(c: Coordinator, worker: int, task: int) -> None:
+    lease, revoked = c.book.find(task)
+    if lease is None:
+        raise Refusal("revoked" if c.ending else "released", f"task {task} is not leased; it may have been answered")
+    if lease.worker != worker:
+        raise Refusal("not_yours", f"task {task} was leased to another worker")
+    if task not in c.leases:
+        raise Refusal("revoked" if revoked else "released", f"the lease of task {task} is over")
+
+
+async def hand_back(request: web.Request) -> web.Response:
+    """The worker will not do this task."""
+    service, task = service_of(request), number_in_path(request, "task")
+    session = session_of(request)
+    await service.desk.tell(lambda at: LeaseReturned(at, session.worker, task))
+    return web.Response(status=204)

@@ -1,0 +1,201 @@
+"""Owns when versions are evaluated: on a thread of its own, one at a time, the newest that there is.
+
+Rules kept here:
+- `put` never blocks, and one version waits at most: a newer one takes its place. Mixing never waits for an evaluation.
+- A version that was begun ends in one call, of `done` or of `failed`, unless it is stopped. One that made way while it
+  waited ends in none.
+- The last version of a run makes way for no other.
+- A child that died is started again after a pause, which doubles with every death until an evaluation succeeds.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from time import monotonic
+from typing import NamedTuple, Protocol
+
+from offbeat.core.layout import Layout, Model
+from offbeat.server.task_process import TaskClosed, TaskDied
+from offbeat.storage.aside import cannot_write
+from offbeat.wire import body_of, header_of
+
+FILE = "evaluating.safetensors"
+PIECE = 1 << 20
+"""Bytes written at a time."""
+TRIES = 3
+PAUSE_S = 1.0
+PAUSE_MAX_S = 60.0
+DOUBLED_MAX = 30
+"""How often a pause is doubled, whatever its limit."""
+
+log = logging.getLogger("offbeat.server")
+
+Done = Callable[[int, Mapping[str, float]], None]
+Failed = Callable[[int, str], None]
+
+
+class Measures(Protocol):
+    """Who evaluates; `TaskProcess` does."""
+
+    def evaluate(self, t: int, file: Path) -> Mapping[str, float]: ...
+    def close(self) -> None: ...
+
+
+class Waiting(NamedTuple):
+    """A version that was put and not begun."""
+
+    t: int
+    model: Model
+    last: bool
+
+
+class Evaluator:
+    """Evaluates what is put; `done` and `failed` are called on its thread."""
+
+    def __init__(
+        self,
+        process: Measures,
+        folder: Path,
+        layout: Layout,
+        done: Done,
+        failed: Failed,
+        *,
+        pause_s: float = PAUSE_S,
+        pause_max_s: float = PAUSE_MAX_S,
+    ) -> None:
+        self._process, self._file, self._header = process, folder / FILE, header_of(layout)
+        self._done, self._failed = done, failed
+        self._pause_s, self._pause_max_s = pause_s, pause_max_s
+        self._deaths, self._again_at = 0, 0.0
+        self._changed = threading.Condition()
+        """Guards all below."""
+        self._waiting: Waiting | None = None
+        self._begun: Waiting | None = None
+        self._last = False
+        """Is the one that was begun the last of the run?"""
+        self._under_way: int | None = None
+        self._measured: int | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._live, name="evaluator", daemon=True)
+        self._thread.start()
+
+    # --- from other threads ------------------------------------------------------------------------------------------
+
+    def put(self, t: int, model: Model, *, last: bool = False) -> None:
+        """Evaluate this version, unless a newer one comes before it can be begun; the last one always."""
+        with self._changed:
+            if self._stopping or t == self._measured:  # a version never changes
+                return
+            if t == self._under_way:
+                self._last = self._last or last
+            elif self._waiting is None or (last, t) >= (self._waiting.last, self._waiting.t):
+                self._waiting = Waiting(t, model, last)
+            self._changed.notify_all()
+
+    def idle(self) -> bool:
+        """Does nothing wait, and is nothing under way? Then `done` or `failed` has returned for what was begun."""
+        with self._changed:
+            return self._is_idle()
+
+    def wait(self, patience_s: float) -> bool:
+        """Wait until it is idle; False where that takes longer than this."""
+        with self._changed:
+            return self._changed.wait_for(self._is_idle, patience_s)
+
+    def stop(self) -> None:
+        """Drop what waits, abandon what is under way, and close the process, which nobody else has a use for."""
+        with self._changed:
+            self._stopping, self._waiting = True, None
+            self._changed.notify_all()
+        self._process.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _is_idle(self) -> bool:
+        return self._waiting is None and self._under_way is None
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        while (t := self._begin()) is not None:
+            try:
+                self._tell(t, self._outcome(t))
+            except Exception:  # of whoever was told; the next version must not suffer for it
+                log.exception("what is known of version %s could not be passed on", t)
+            finally:
+                self._end()
+        self._file.unlink(missing_ok=True)
+
+    def _begin(self) -> int | None:
+        """Wait for something to do, and for the end of a pause; None when it is time to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping or self._waiting is not None)
+            self._changed.wait_for(lambda: self._stopping, self._again_at - monotonic())
+            if self._waiting is None:
+                return None
+            self._begun, self._waiting = self._waiting, None
+            self._under_way, self._last = self._begun.t, self._begun.last
+            return self._under_way
+
+    def _outcome(self, t: int) -> Mapping[str, float] | str | None:
+        """Metrics, or why there are none; None when it was stopped."""
+        try:
+            self._write()
+        except OSError as error:
+            return str(cannot_write(self._file, error))
+        for tries in range(1, TRIES + 1):
+            try:
+                return self._process.evaluate(t, self._file)
+            except TaskClosed as error:
+                return None if self._stopping else str(error)
+            except TaskDied as error:
+                why = f"{error} (try {tries} of {TRIES})"
+            except Exception as error:  # the task's: asked again it would say the same
+                return str(error) or repr(error)
+            self._died()
+            if tries == TRIES or self._makes_way():
+                break
+        return None if self._stopping else why
+
+    def _write(self) -> None:
+        """Write what was begun to the file; from then on nobody here holds the model."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            raise AssertionError("what is evaluated was begun")
+        with self._file.open("wb") as file:
+            for piece in _pieces(self._header, begun.model):
+                file.write(piece)
+
+    def _died(self) -> None:
+        pause_s = self._pause_s * 2.0 ** min(self._deaths, DOUBLED_MAX)
+        self._deaths += 1
+        self._again_at = monotonic() + min(pause_s, self._pause_max_s)
+
+    def _makes_way(self) -> bool:
+        """Pause; True where a newer version is to be tried instead, or none."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._stopping or (self._waiting is not None and not self._last), self._again_at - monotonic()
+            )
+
+    def _tell(self, t: int, outcome: Mapping[str, float] | str | None) -> None:
+        if isinstance(outcome, str):
+            self._failed(t, outcome)
+        elif outcome is not None:
+            self._deaths, self._again_at = 0, 0.0
+            with self._changed:
+                self._measured = t
+            self._done(t, outcome)
+
+    def _end(self) -> None:
+        with self._changed:
+            self._under_way, self._last = None, False
+            self._changed.notify_all()
+
+
+def _pieces(header: bytes, model: Model) -> Iterator[bytes | memoryview]:
+    yield header
+    for part in body_of(model):
+        for start in range(0, len(part), PIECE):
+            yield part[start : start + PIECE]

@@ -1,0 +1,135 @@
+"""Owns how a served run comes to be in its folder, and how it is found there again.
+
+    settings.json    what the user set, as in every run's folder
+    run.json         the run's own name, and what the task said about itself
+    x_0.safetensors  the first model
+    server.json      where the server is to be found, while it runs
+
+Rules kept here:
+- A run has begun when its first checkpoint is on the disk; what a crash left before that is made anew.
+- The settings of a run never change. Those that only a simulated world has are no part of it.
+"""
+
+import json
+import secrets
+import shutil
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from offbeat import method
+from offbeat.core.layout import Layout, Model
+from offbeat.core.rules import Rule
+from offbeat.errors import InvalidValue
+from offbeat.loading import identity
+from offbeat.protocol.plan import Plan
+from offbeat.protocol.scheduler import Scheduler
+from offbeat.server.run import ServedRun
+from offbeat.server.task_process import About, TaskProcess
+from offbeat.settings import Settings
+from offbeat.storage.disk import Disk
+from offbeat.storage.json_file import read_json
+from offbeat.storage.run_folder import LEDGER, RunFolder
+from offbeat.wire import mapped
+
+RUN, X_0, WHERE = "run.json", "x_0.safetensors", "server.json"
+BAD_UPDATES_MAX = 5
+WORLD = (
+    *("device_model", "down_mbps", "up_mbps", "availability", "availability_period_s", "dropout", "mix_s"),
+    "executor",
+)
+"""Settings of a simulated world: a real one brings its own."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a run decides."""
+
+    rule: Rule
+    plan: Plan
+    scheduler: Scheduler
+    devices: int
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A run that can be served."""
+
+    folder: RunFolder
+    run_id: str
+    about: About
+    method: Method
+
+
+def begin(path: Path, spec: str, settings: Settings, process: TaskProcess, x_0: Path | None) -> Begun:
+    """Begin a run, or find the one that is there; nothing of it is left where it cannot be begun."""
+    if settings.on_one_machine:
+        raise InvalidValue("rule sgd trains on one machine; simulate it, or serve another rule")
+    recorded = {name: value for name, value in settings.as_dict().items() if name not in WORLD}
+    folder = RunFolder.begin(path, {"task": identity(spec), "served": True, **recorded}, reopen=True)
+    try:
+        if not list((path / "checkpoints").glob("*.json")):
+            _first(path, settings, process, x_0)
+        else:
+            _refuse_another(path, x_0)
+        facts = read_json(path / RUN)
+        about = About(**{**facts["about"], "metrics": tuple(facts["about"]["metrics"])})
+        return Begun(folder, facts["run"], about, method_of(settings, about))
+    except BaseException:
+        folder.close()
+        raise
+
+
+def method_of(settings: Settings, about: About) -> Method:
+    """Rule, plan and scheduler; what a server cannot do is refused."""
+    if about.refreshes:
+        raise InvalidValue(
+            f"batch_norm is {about.batch_norm!r}, which runs the task's code at every mixing; "
+            "a server can do mix, keep_local and recompute"
+        )
+    rule = method.rule_of(settings)
+    devices = method.devices_of(about, settings)
+    plan = method.plan_of(settings, rule, devices)
+    if plan.bad_updates_max is None:
+        plan = replace(plan, bad_updates_max=BAD_UPDATES_MAX)
+    if plan.target is not None and about.metrics and plan.target.metric not in about.metrics:
+        known = ", ".join(about.metrics)
+        raise InvalidValue(f"target is {plan.target} but the task's metrics are {known}; the run would never end")
+    return Method(rule, plan, method.scheduler_of(about, settings, rule, devices), devices)
+
+
+def _refuse_another(path: Path, x_0: Path | None) -> None:
+    if x_0 is not None:
+        raise InvalidValue(f"{path} holds a run that has begun; --init is for a new one")
+
+
+def _first(path: Path, settings: Settings, process: TaskProcess, x_0: Path | None) -> None:
+    disk = Disk()
+    _tidy(path)
+    try:
+        about = process.about()
+        chosen = method_of(settings, about)
+        layout = process.initial(settings.seed, path / X_0)
+        model = _model(x_0 or path / X_0, layout)
+        facts: dict[str, Any] = {"run": secrets.token_hex(8), "about": asdict(about)}
+        disk.write_whole(path / RUN, [json.dumps(facts, indent=2).encode()])
+        ServedRun.begin(path, model, chosen.rule, chosen.plan, chosen.scheduler, seed=settings.seed, disk=disk)
+    except BaseException:
+        _tidy(path)
+        (path / "settings.json").unlink(missing_ok=True)
+        raise
+
+
+def _model(path: Path, layout: Layout) -> Model:
+    try:
+        return mapped(path, layout)
+    except (OSError, InvalidValue) as error:
+        raise InvalidValue(f"{path} cannot be the first model: {error}") from error
+
+
+def _tidy(path: Path) -> None:
+    """Remove what a beginning left that came to nothing."""
+    for name in ("checkpoints", "updates", "versions"):
+        shutil.rmtree(path / name, ignore_errors=True)
+    for file in (*path.glob(f"{LEDGER}*"), path / RUN, path / X_0, path / "layout.json"):
+        file.unlink(missing_ok=True)

@@ -1,0 +1,79 @@
+"""Owns the open port: how many may be connected, and how long a newcomer may take to say what it wants."""
+
+import asyncio
+import ssl
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from offbeat.errors import OffbeatError
+from offbeat.server.refusals import Refusal
+from offbeat.server.settings import ServerSettings
+
+SILENT = web.AppKey("silent", set)
+"""New connections that have sent no request yet."""
+BACKLOG = 1024
+RETRY_AFTER_S = 5.0
+
+
+class Full(asyncio.Protocol):
+    """What one connection too many meets."""
+
+    def __init__(self) -> None:
+        self._refusal = Refusal("not_now", "too many are connected", retry_after_s=RETRY_AFTER_S).response()
+
+    def connection_made(self, transport: Any) -> None:
+        """Say it and close."""
+        body = str(self._refusal.text).encode()
+        head = (
+            f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            f"Retry-After: {self._refusal.headers['Retry-After']}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        transport.write(head.encode() + body)
+        transport.close()
+
+
+class Guard:
+    """Lets connections in."""
+
+    def __init__(self, runner: web.AppRunner, loop: asyncio.AbstractEventLoop, limits: ServerSettings) -> None:
+        self.runner, self.loop, self.limits, self.port = runner, loop, limits, 0
+        self._tls = False
+        self._silent: set[Any] = runner.app[SILENT]
+
+    async def listen(self, tls: ssl.SSLContext | None) -> asyncio.Server:
+        """Open the port."""
+        self._tls = tls is not None
+        host, port = self.limits.host, self.limits.port
+        try:
+            patience = self.limits.head_s if tls is not None else None
+            server = await self.loop.create_server(
+                self._newcomer, host, port, ssl=tls, backlog=BACKLOG, ssl_handshake_timeout=patience
+            )
+        except OSError as error:
+            raise OffbeatError(
+                f"cannot listen on {host} port {port}: {error.strerror}; choose another --port, or 0 for a free one"
+            ) from error
+        self.port = server.sockets[0].getsockname()[1]
+        return server
+
+    def _newcomer(self) -> asyncio.BaseProtocol:
+        server = self.runner.server
+        shaking_hands = sum(1 for protocol in self._silent if protocol.transport is None) if self._tls else 0
+        if server is None or len(server.connections) + shaking_hands >= self.limits.connections_max:
+            return Full()
+        protocol = server()
+        self._silent.add(protocol)
+        self.loop.call_later(self.limits.head_s, self._check, protocol)
+        return protocol
+
+    def _check(self, protocol: Any, *, shaking_hands: bool = True) -> None:
+        """Whoever has sent no request by now takes up a place for nothing."""
+        if protocol not in self._silent:
+            return
+        if protocol.transport is None and shaking_hands:  # TLS is not through yet, or has failed
+            self.loop.call_later(self.limits.head_s, partial(self._check, protocol, shaking_hands=False))
+            return
+        self._silent.discard(protocol)
+        protocol.force_close()

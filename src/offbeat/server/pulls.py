@@ -1,0 +1,128 @@
+"""Owns how versions are read: from the one buffer in memory that the mixer made, in slices, never in its way.
+
+Rules kept here:
+- A version never changes, so its ETag is the run and its epoch, and whoever has it may keep it for ever.
+- A slow reader holds one version and nothing else. Where too many versions are held, the readers of the oldest are cut
+  off; they come back, hear that it is gone, and are leased the newest.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator
+
+from aiohttp import web
+
+from offbeat.core.layout import Model
+from offbeat.server.refusals import Refusal
+from offbeat.server.service import NUMBER_DIGITS_MAX, Service, hello, service_of
+from offbeat.wire import body_of
+
+SLICE = 1 << 20
+FOR_EVER = "public, max-age=31536000, immutable"
+
+
+class Readers:
+    """Who reads which version, so that they can be cut off."""
+
+    def __init__(self) -> None:
+        self._of: defaultdict[int, set[asyncio.Transport]] = defaultdict(set)
+
+    def add(self, t: int, transport: asyncio.Transport) -> None:
+        """One more."""
+        self._of[t].add(transport)
+
+    def remove(self, t: int, transport: asyncio.Transport) -> None:
+        """One less."""
+        self._of[t].discard(transport)
+        if not self._of[t]:
+            del self._of[t]
+
+    def cut(self, t: int) -> None:
+        """End all pulls of this version."""
+        for transport in list(self._of.get(t, ())):
+            transport.abort()
+
+
+READERS = web.AppKey("readers", Readers)
+
+
+async def pull(request: web.Request) -> web.StreamResponse:
+    """A version, whole or from some byte on."""
+    service = service_of(request)
+    t = _epoch(service, request.match_info["t"])
+    latest = request.match_info["t"] == "latest"
+    headers = {
+        **hello(),
+        "ETag": f'"{service.run_id}-{t}"',
+        "Accept-Ranges": "bytes",
+        "Cache-Control": "no-cache" if latest else FOR_EVER,
+        "Offbeat-Epoch": str(t),
+    }
+    known = request.headers.get("If-None-Match", "")
+    if headers["ETag"] in known or known == "*":
+        return web.Response(status=304, headers=headers)
+    model = service.run.versions.begin_read(t)
+    if model is None:
+        raise Refusal("gone", f"version {t} is gone; the newest is {service.run.coordinator.t}")
+    try:
+        return await _send(request, t, model, headers)
+    finally:
+        service.run.versions.end_read(t)
+
+
+def _epoch(service: Service, text: str) -> int:
+    newest = service.run.coordinator.t
+    if text == "latest":
+        return newest
+    if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX):
+        raise Refusal("bad_request", f"an epoch is a whole number, or latest, not {text[:40]!r}")
+    if int(text) > newest:
+        raise Refusal("not_found", f"there is no version {int(text)} yet; the newest is {newest}")
+    return int(text)
+
+
+async def _send(request: web.Request, t: int, model: Model, headers: dict[str, str]) -> web.StreamResponse:
+    parts = [memoryview(service_of(request).run.versions.header), *body_of(model)]
+    size = sum(len(part) for part in parts)
+    begin, end = _range(request, size, headers["ETag"])
+    whole = (begin, end) == (0, size)
+    response = web.StreamResponse(status=200 if whole else 206, headers=headers)
+    response.content_type, response.content_length = "application/octet-stream", end - begin
+    if not whole:
+        response.headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
+    readers, transport = request.app[READERS], request.transport
+    await response.prepare(request)
+    if request.method == "HEAD" or transport is None:
+        return response
+    readers.add(t, transport)
+    try:
+        for piece in _slices(parts, begin, end):
+            await response.write(piece)
+        await response.write_eof()
+    except ConnectionError:  # it went away, or was cut off: nothing to tell anybody
+        pass
+    finally:
+        readers.remove(t, transport)
+    return response
+
+
+def _range(request: web.Request, size: int, etag: str) -> tuple[int, int]:
+    if "Range" not in request.headers or request.headers.get("If-Range", etag) != etag:
+        return 0, size
+    try:
+        wanted = request.http_range
+    except ValueError:
+        return 0, size  # what cannot be understood is ignored
+    begin, end, _ = wanted.indices(size)
+    if begin >= end:
+        raise Refusal("no_such_bytes", f"the model has {size} bytes", headers={"Content-Range": f"bytes */{size}"})
+    return begin, end
+
+
+def _slices(parts: list[memoryview], begin: int, end: int) -> Iterator[memoryview]:
+    at = 0
+    for part in parts:
+        low, high = max(begin - at, 0), min(end - at, len(part))
+        for start in range(low, high, SLICE):
+            yield part[start : min(start + SLICE, high)]
+        at += len(part)

@@ -1,0 +1,119 @@
+"""Owns how the server says no: a status, a word that programs can rely on, a sentence, and what to do next.
+
+Every refusal of the API is made here and listed in docs/operations.md.
+"""
+
+import json
+import random
+from collections.abc import Mapping
+from math import ceil
+from typing import Any, NamedTuple
+
+from aiohttp import web
+
+from offbeat.protocol.messages import Outcome
+
+SPREAD = 1.0
+"""Of those who are told to come back, the last comes after 1 + this times the wait: so they do not all come at once."""
+
+
+class Kind(NamedTuple):
+    """One kind of refusal."""
+
+    status: int
+    do: str
+
+
+KINDS: dict[str, Kind] = {
+    "bad_request": Kind(400, "Send what the API document (/v1/openapi.json) describes."),
+    "digest": Kind(400, "Send the update again from its start."),
+    "no_token": Kind(401, "Send `Authorization: Bearer TOKEN` with a token from `offbeat token add`."),
+    "bad_token": Kind(401, "Use a token from `offbeat token add` that has not been revoked."),
+    "unknown_session": Kind(401, "Join again: POST /v1/workers."),
+    "replaced": Kind(401, "Give every worker its own --name, or its own token."),
+    "not_allowed": Kind(403, "Use a token whose role allows this."),
+    "not_yours": Kind(403, "Push, extend or hand back only tasks that were leased to you."),
+    "quarantined": Kind(403, "Look at why; an administrator can lift it: offbeat readmit URL WORKER."),
+    "not_found": Kind(404, "Look at the API document for the paths that there are: /v1/openapi.json."),
+    "unknown_task": Kind(404, "Drop the update and ask for a task."),
+    "method_not_allowed": Kind(405, "Look at the API document for the methods that there are."),
+    "stalled": Kind(408, "Ask for the offset and append from there."),
+    "wrong_offset": Kind(409, "Append from `offset`."),
+    "superseded": Kind(409, "Nothing: a newer request of the same worker has taken over."),
+    "too_stale": Kind(409, "Drop the update and ask for a task."),
+    "finished": Kind(409, "Drop the update; the run is over."),
+    "device_taken": Kind(409, "Join with another device number, or with none."),
+    "gone": Kind(410, "Ask for a task again: it starts from the newest version."),
+    "released": Kind(410, "Go on and push: a late update is still judged. Or stop, and ask for a task."),
+    "revoked": Kind(410, "Stop; this update would be refused. Ask for a task."),
+    "length_required": Kind(411, "Send Content-Length."),
+    "too_long": Kind(413, "Send fewer bytes; the limit is in the message."),
+    "media_type": Kind(415, "Send application/json, or an update as float32 safetensors."),
+    "no_such_bytes": Kind(416, "Ask for a range within the model."),
+    "not_a_model": Kind(422, "Send a safetensors file with just the arrays of the model."),
+    "wrong_layout": Kind(422, "Train the model that the server serves: same names, shapes and dtypes."),
+    "not_finite": Kind(422, "Drop the update; look at why training diverged, for instance at gamma."),
+    "too_large": Kind(422, "Drop the update; its step is larger than norm_max allows."),
+    "wrong_version": Kind(426, "Install the same version of Offbeat on workers and server."),
+    "busy": Kind(429, "Push again after Retry-After seconds."),
+    "not_now": Kind(503, "Come back after Retry-After seconds."),
+    "stopping": Kind(503, "Come back after Retry-After seconds; the server is being stopped or restarted."),
+    "disk_full": Kind(507, "Push again after Retry-After seconds; somebody must make room on the server's disk."),
+    "internal": Kind(500, "Try again; if it stays, look at the server's log."),
+}
+OUTCOMES: dict[Outcome, str] = {
+    Outcome.TOO_STALE: "too_stale",
+    Outcome.NOT_FINITE: "not_finite",
+    Outcome.TOO_LARGE: "too_large",
+    Outcome.FINISHED: "finished",
+    Outcome.UNKNOWN_TASK: "unknown_task",
+    Outcome.NOT_YOURS: "not_yours",
+    Outcome.QUARANTINED: "quarantined",
+    Outcome.BUSY: "busy",
+}
+"""What became of a push, where it was not applied."""
+
+
+class Refusal(Exception):
+    """The answer is no."""
+
+    def __init__(
+        self,
+        error: str,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        **facts: Any,
+    ) -> None:
+        super().__init__(message)
+        self.headers = dict(headers or {})
+        self.error, self.message, self.facts = error, message, facts
+        self.retry_after_s = retry_after_s
+
+    @property
+    def status(self) -> int:
+        """Of HTTP."""
+        return KINDS[self.error].status
+
+    def response(self) -> web.Response:
+        """As JSON; whoever is to come back is told when, each a little differently."""
+        body: dict[str, Any] = {"error": self.error, "message": self.message, "do": KINDS[self.error].do, **self.facts}
+        headers = dict(self.headers)
+        if self.retry_after_s is not None:
+            body["retry_after_s"] = round(self.retry_after_s * (1 + SPREAD * random.random()), 3)  # noqa: S311 (jitter)
+            headers["Retry-After"] = str(ceil(body["retry_after_s"]))
+        return answer(body, status=self.status, headers=headers)
+
+
+def answer(body: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """A JSON object."""
+    text = json.dumps(body, allow_nan=False)
+    return web.Response(text=text, status=status, headers=headers, content_type="application/json")
+
+
+def of_http(error: web.HTTPException) -> Refusal:
+    """What aiohttp refuses by itself, in our words."""
+    words = {404: "not_found", 405: "method_not_allowed", 411: "length_required", 413: "too_long", 415: "media_type"}
+    kept = {name: value for name, value in error.headers.items() if name == "Allow"}
+    return Refusal(words.get(error.status, "bad_request"), error.text or error.reason, headers=kept)

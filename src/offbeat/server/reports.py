@@ -1,0 +1,143 @@
+"""Owns the metrics that workers measured on the model that they received: what there is without test data here.
+
+Rules kept here:
+- A report belongs to its tau; those of `every` epochs make one bucket, and its means weigh every sample alike.
+- A bucket is given out once, when the versions that its reports are about are well past. Later ones are too late.
+- What does not count is counted: late reports, values that are not finite, names and buckets beyond the limits.
+- Nothing is believed to be small: buckets and names are limited, and a mean takes no more memory than its name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+
+from offbeat.errors import InvalidValue
+
+BUCKETS_MAX = 64
+NAMES_MAX = 64
+"""Names of metrics in one bucket."""
+COUNT = "reports"
+"""The name under which it is said how many reports there were."""
+
+Due = list[tuple[int, dict[str, float]]]
+"""The largest tau of each bucket, and its metrics."""
+
+
+@dataclass(slots=True)
+class Mean:
+    """A weighted mean that is kept up to date; it never leaves the range of what it is the mean of.
+
+    >>> mean = Mean()
+    >>> mean.add(0.5, 10)
+    >>> mean.add(0.8, 20)
+    >>> round(mean.value, 12)
+    0.7
+    """
+
+    value: float = 0.0
+    samples: int = 0
+
+    def add(self, value: float, samples: int) -> None:
+        """One more value, of so many samples."""
+        self.samples += samples
+        share = samples / self.samples
+        low, high = (value, value) if share == 1.0 else sorted((self.value, value))
+        between = self.value * (1.0 - share) + value * share
+        self.value = min(max(between, low), high)
+
+
+@dataclass(slots=True)
+class Bucket:
+    """The reports of a few epochs."""
+
+    tau: int = 0
+    """The largest."""
+    count: int = 0
+    means: dict[str, Mean] = field(default_factory=dict)
+
+
+class Reports:
+    """Collects reports, and gives out the means of each bucket when it is complete."""
+
+    def __init__(
+        self, every: int, count_min: int = 1, *, buckets_max: int = BUCKETS_MAX, names_max: int = NAMES_MAX
+    ) -> None:
+        """A bucket spans `every` epochs; one with fewer than `count_min` reports is not given out."""
+        limits = {"every": every, "count_min": count_min, "buckets_max": buckets_max, "names_max": names_max}
+        for name, limit in limits.items():
+            if limit < 1:
+                raise InvalidValue(f"{name} is {limit} but must be a whole number >= 1")
+        self.every, self.count_min, self.buckets_max, self.names_max = every, count_min, buckets_max, names_max
+        self.late = 0
+        """Reports on versions whose bucket was given out."""
+        self.not_finite = 0
+        """Values, not reports."""
+        self.names_dropped = 0
+        """Values under one name too many."""
+        self.too_few = 0
+        """Reports in buckets that had fewer than `count_min`."""
+        self.overflowed = 0
+        """Reports in buckets that made way for newer ones."""
+        self._buckets: dict[int, Bucket] = {}
+        self._open_from = 0
+        self._finished = False
+
+    def add(self, tau: int, samples: int, metrics: Mapping[str, float]) -> None:
+        """What a worker measured of x_tau on so many samples; nothing measured is no report."""
+        if tau < 0 or samples < 1:
+            raise InvalidValue(f"a report of tau {tau} on {samples} samples; tau must be >= 0, and samples >= 1")
+        if not metrics:
+            return
+        bucket = self._bucket(tau // self.every)
+        if bucket is None:
+            self.late += 1
+            return
+        bucket.tau, bucket.count = max(bucket.tau, tau), bucket.count + 1
+        for name, value in metrics.items():
+            self._note(bucket, name, value, samples)
+
+    def due(self, t: int) -> Due:
+        """x_t is published: the means of the buckets that are complete by now, the oldest first."""
+        self._open_from = max(self._open_from, t // self.every - 1)
+        return self._given([number for number in self._buckets if number < self._open_from])
+
+    def finish(self) -> Due:
+        """The run is over: the means of whatever is left."""
+        self._finished = True
+        return self._given(list(self._buckets))
+
+    def _bucket(self, number: int) -> Bucket | None:
+        """Where reports of these epochs go; None where it is too late for them."""
+        if self._finished or number < self._open_from:
+            return None
+        if number not in self._buckets:
+            self._buckets[number] = Bucket()
+        while len(self._buckets) > self.buckets_max:
+            oldest = min(self._buckets)
+            self.overflowed += self._buckets.pop(oldest).count
+            self._open_from = max(self._open_from, oldest + 1)
+        return self._buckets.get(number)
+
+    def _note(self, bucket: Bucket, name: str, value: float, samples: int) -> None:
+        if not _finite(value):
+            self.not_finite += 1
+        elif name in bucket.means or len(bucket.means) < self.names_max:
+            bucket.means.setdefault(name, Mean()).add(float(value), samples)
+        else:
+            self.names_dropped += 1
+
+    def _given(self, numbers: list[int]) -> Due:
+        buckets = [self._buckets.pop(number) for number in sorted(numbers)]
+        self.too_few += sum(bucket.count for bucket in buckets if bucket.count < self.count_min)
+        return [
+            (bucket.tau, {name: mean.value for name, mean in bucket.means.items()} | {COUNT: float(bucket.count)})
+            for bucket in buckets
+            if bucket.count >= self.count_min
+        ]
+
+
+def _finite(value: float) -> bool:
+    try:
+        return isfinite(value)
+    except OverflowError:  # a whole number that is no float
+        return False

@@ -1,0 +1,153 @@
+"""Owns what the handlers of the HTTP API share: the run, who has joined, the desk, the limits, and who may do what."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from time import monotonic
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from offbeat.server.access import Entry, Role, TokenBook
+from offbeat.server.desk import Desk
+from offbeat.server.refusals import Refusal
+from offbeat.server.reports import Reports
+from offbeat.server.run import ServedRun
+from offbeat.server.sessions import Session, Sessions
+from offbeat.server.settings import ServerSettings
+from offbeat.settings import Settings
+from offbeat.wire import once
+
+VERSION = version("offbeat")
+PROTOCOL = 1
+"""The version of the API; a worker of another one is refused."""
+JSON_BYTES_MAX = 64 << 10
+NUMBER_DIGITS_MAX = 15
+T = TypeVar("T")
+
+
+@dataclass
+class Service:
+    """One run, served."""
+
+    run: ServedRun
+    desk: Desk
+    sessions: Sessions
+    limits: ServerSettings
+    settings: Settings
+    task: str
+    """What the task is called, with the digest of its file."""
+    run_id: str
+    devices: int
+    tokens: TokenBook | None
+    metrics_known: bool
+    """Does the server evaluate? Else the workers' reports are gathered."""
+    reports: Reports
+    heartbeat_s: float
+    joining: asyncio.Lock = field(default_factory=asyncio.Lock)
+    disk_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "disk"))
+    finished: bool = False
+    trouble: str | None = None
+    """What an administrator should look at."""
+    committed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run what blocks (hashing, writing, fsync) on another thread.
+
+        Whoever is cancelled meanwhile goes only when it is done: two threads never write one file.
+        """
+        work = asyncio.get_running_loop().run_in_executor(self.disk_pool, function, *arguments)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            while not work.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([work])
+            raise
+
+    def say_committed(self) -> None:
+        """Rows were added to the ledger: whoever follows it looks again."""
+        self.committed.set()
+        self.committed = asyncio.Event()
+
+
+SERVICE = web.AppKey("service", Service)
+TOKEN = web.RequestKey("token", Entry)
+"""Whose token came with a request, where tokens are asked for."""
+
+
+def service_of(request: web.Request) -> Service:
+    """What the request is about."""
+    return request.app[SERVICE]
+
+
+# --- reading requests ------------------------------------------------------------------------------------------------
+
+
+def session_of(request: web.Request, worker: int | None = None) -> Session:
+    """The worker that sends this, known by its secret."""
+    secret = request.headers.get("Offbeat-Session", "")
+    service = service_of(request)
+    found = service.sessions.find(secret)
+    if found is None and service.sessions.was_replaced(secret):
+        raise Refusal("replaced", "another process has joined under the name of this worker")
+    if found is None:
+        raise Refusal("unknown_session", "this session is not known")
+    if worker is not None and worker != found.worker:
+        raise Refusal("not_yours", f"this session is that of worker {found.worker}, not of worker {worker}")
+    entry = request.get(TOKEN)
+    if entry is not None and entry.role is Role.WORKER and entry.name != found.name:
+        raise Refusal("not_yours", f"this session is that of {found.name}, and the token that of {entry.name}")
+    found.heard_at = monotonic()
+    return found
+
+
+def number_in_path(request: web.Request, name: str) -> int:
+    """A whole number in the path."""
+    text = request.match_info[name]
+    if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX):
+        raise Refusal("bad_request", f"{name} is {text[:40]!r} but must be a whole number >= 0")
+    return int(text)
+
+
+def number_in_head(request: web.Request, name: str, least: int, default: int | None = None) -> int:
+    """A whole number in a header."""
+    text = request.headers.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX):
+        raise Refusal("bad_request", f"the header {name} is {text!r:.60} but must be a whole number >= {least}")
+    if int(text) < least:
+        raise Refusal("bad_request", f"the header {name} is {text} but must be >= {least}")
+    return int(text)
+
+
+async def json_of(request: web.Request, known: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
+    """The JSON object in the body, with only known names of known types; an empty body is an empty object."""
+    if request.can_read_body and request.content_type != "application/json":
+        raise Refusal("media_type", f"the body is {request.content_type}, not application/json")
+    try:
+        text = await request.read()
+        body = json.loads(text, object_pairs_hook=once) if text else {}
+    except (ValueError, RecursionError) as error:
+        raise Refusal("bad_request", f"the body is not JSON: {str(error)[:100]}") from error
+    if not isinstance(body, dict):
+        raise Refusal("bad_request", "the body must be a JSON object")
+    for name, value in body.items():
+        kinds = known.get(name)
+        if kinds is None:
+            raise Refusal("bad_request", f"the body has an unknown field {name[:60]!r}; use {', '.join(known)}")
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise Refusal(
+                "bad_request", f"{name} is {value!r:.60}, which is of another type than the API document says"
+            )
+    return body
+
+
+def hello() -> dict[str, str]:
+    """The headers of every answer."""
+    return {"Offbeat-Protocol": str(PROTOCOL), "Offbeat-Version": VERSION}

@@ -1,0 +1,127 @@
+"""Owns who has joined: names, numbers, devices, and the secrets by which a worker's requests are known to be its own.
+
+Rules kept here:
+- A name keeps its number for ever, over restarts of either side; the ledger is where this is remembered.
+- A secret is made anew whenever a worker joins, so of two processes under one name the older one is shut out. Only a
+  digest of it is kept.
+"""
+
+import hashlib
+import hmac
+import secrets
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
+
+from offbeat.protocol.messages import WorkerJoined
+
+SECRET_BYTES = 24
+
+
+@dataclass(slots=True)
+class Session:
+    """A worker that has joined."""
+
+    worker: int
+    name: str
+    device: int
+    digest: str
+    """sha256 of its secret; empty once it has left."""
+    progress: float | None = None
+    """How far it says it is with its task."""
+    asking: bool = False
+    heard_at: float = -inf
+    """When it last sent anything, on the machine's clock."""
+
+
+class Sessions:
+    """All workers that ever joined a run."""
+
+    def __init__(self, joined: Iterable[WorkerJoined] = ()) -> None:
+        self._of: dict[int, Session] = {}
+        self._number: dict[str, int] = {}
+        self._on: Counter[int] = Counter()
+        self._free = 0
+        """No device below this one is free."""
+        for event in joined:
+            self.take(event)
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def all(self) -> list[Session]:
+        """In the order in which they first joined."""
+        return list(self._of.values())
+
+    def known(self, name: str) -> Session | None:
+        """The worker of this name."""
+        number = self._number.get(name)
+        return None if number is None else self._of[number]
+
+    def of(self, worker: int) -> Session | None:
+        """The worker of this number."""
+        return self._of.get(worker)
+
+    def number(self, name: str) -> int:
+        """The number of this name, or the next one."""
+        return self._number.get(name, len(self._of))
+
+    def device(self, name: str, devices: int) -> int:
+        """A device for a worker that has no word in it: its own of before, else one that nobody has."""
+        known = self.known(name)
+        if known is not None:
+            return known.device
+        free = self._free
+        while free < devices and self._on[free]:
+            free += 1
+        self._free = free
+        return free if free < devices else len(self._of) % devices
+
+    def take(self, event: WorkerJoined) -> Session:
+        """A worker joined, or joined again."""
+        before = self._of.get(event.worker)
+        if before is not None:
+            self._on[before.device] -= 1
+            self._free = min(self._free, before.device)
+        session = Session(event.worker, event.name, event.device, event.session)
+        self._of[event.worker], self._number[event.name] = session, event.worker
+        self._on[event.device] += 1
+        return session
+
+    def left(self, worker: int) -> None:
+        """Its secret is worth nothing any more."""
+        self._of[worker].digest = ""
+
+    def check(self, worker: int, secret: str) -> Session | None:
+        """The session, if the secret is its own."""
+        session = self._of.get(worker)
+        if session is None or not session.digest:
+            return None
+        return session if hmac.compare_digest(session.digest, digest_of(secret)) else None
+
+    def was_replaced(self, secret: str) -> bool:
+        """Is this the secret of a worker that has another one now? Whoever can say so need not be believed."""
+        number, _, _ = secret.partition("-")
+        plain = number.isascii() and number.isdecimal() and len(number) < SECRET_BYTES
+        session = self._of.get(int(number)) if plain else None
+        return session is not None and bool(session.digest) and self.find(secret) is None
+
+    def find(self, secret: str) -> Session | None:
+        """The session with this secret, which names its worker."""
+        number, _, _ = secret.partition("-")
+        return (
+            self.check(int(number), secret)
+            if number.isascii() and number.isdecimal() and len(number) < SECRET_BYTES
+            else None
+        )
+
+
+def new_secret(worker: int) -> str:
+    """A secret; it begins with the worker's number."""
+    return f"{worker}-{secrets.token_urlsafe(SECRET_BYTES)}"
+
+
+def digest_of(secret: str) -> str:
+    """What is kept of a secret: it is random and long, so a plain digest cannot be guessed back."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()

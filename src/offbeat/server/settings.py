@@ -1,0 +1,71 @@
+"""Owns the settings of the server itself; they may change from one start to the next, unlike those of the run.
+
+Every limit has its name here: queues, bodies, connections, waits.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from offbeat.errors import InvalidValue
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def _setting(default: Any, help_text: str) -> Any:
+    return field(default=default, metadata={"help": help_text})
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """How a run is served."""
+
+    host: str = _setting("127.0.0.1", "Address to listen on; beyond this machine only with --access or --insecure.")
+    port: int = _setting(7733, "Port to listen on; 0 picks a free one, see server.json.")
+    poll_s: float = _setting(25.0, "How long a worker that asks for a task waits for one.")
+    workers_max: int = _setting(100_000, "Workers that may have joined.")
+    connections_max: int = _setting(20_000, "Connections at a time.")
+    uploads_max: int = _setting(64, "Uploads at a time; more are told to come back.")
+    updates_bytes_max: int = _setting(20 << 30, "Bytes of updates on the disk, uploads under way included.")
+    versions_bytes_max: int = _setting(1 << 30, "Bytes of versions in memory; never fewer than two versions.")
+    head_s: float = _setting(20.0, "A new connection must have sent its first request's head by then.")
+    stall_s: float = _setting(60.0, "An upload from which nothing comes for so long is cut; it can be appended to.")
+    checkpoint_every: int = _setting(100, "Versions between two checkpoints.")
+    keep_updates: str = _setting("needed", "needed: those that a restart may need; all: nothing is removed.")
+    updater_threads: int = _setting(1, "Threads that mix; more than one pays from about ten million parameters on.")
+    evaluation_threads: int = _setting(1, "Threads of the process that evaluates.")
+
+    def __post_init__(self) -> None:
+        at_least_1 = ("workers_max", "connections_max", "uploads_max", "checkpoint_every")
+        for name in (*at_least_1, "updates_bytes_max", "versions_bytes_max", "updater_threads", "evaluation_threads"):
+            if getattr(self, name) < 1:
+                raise InvalidValue(f"{name} is {getattr(self, name)} but must be a whole number >= 1")
+        for name in ("poll_s", "head_s", "stall_s"):
+            if not 0 < getattr(self, name) <= 3600:
+                raise InvalidValue(f"{name} is {getattr(self, name)} but must lie in (0, 3600] seconds")
+        if not 0 <= self.port < 1 << 16:
+            raise InvalidValue(f"port is {self.port} but must lie in 0..65535; 0 picks a free one")
+        if self.keep_updates not in ("needed", "all"):
+            raise InvalidValue(f"keep_updates is {self.keep_updates!r}; use needed or all")
+
+    @property
+    def on_loopback(self) -> bool:
+        """Can only this machine reach it?"""
+        return self.host in LOOPBACK
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Who may come in, and over what: made by `offbeat init`."""
+
+    access: Path | None = None
+    """The folder with certificates and tokens; without it everybody who can connect may do everything."""
+    insecure: bool = False
+
+    def check(self, settings: ServerSettings) -> None:
+        """Refuse to be open to a network by accident."""
+        if self.access is None and not settings.on_loopback and not self.insecure:
+            raise InvalidValue(
+                f"host {settings.host} can be reached from other machines: run `offbeat init DIR` once and give "
+                "--access DIR for TLS and tokens, or say --insecure if the network itself is safe"
+            )

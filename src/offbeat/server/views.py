@@ -1,0 +1,214 @@
+"""Owns what can be looked at: status, workers, events, health, metrics, and the API document."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from importlib import resources
+from math import isfinite
+from typing import Any
+
+from aiohttp import web
+
+from offbeat.protocol.coordinator import Coordinator
+from offbeat.server.refusals import Refusal, answer
+from offbeat.server.service import NUMBER_DIGITS_MAX, PROTOCOL, VERSION, Service, hello, service_of
+from offbeat.storage.json_file import number, plain
+from offbeat.storage.ledger import CHATTER, Ledger
+from offbeat.storage.rows import Row
+
+EVENTS_AT_ONCE = 500
+KEEP_ALIVE_S = 15.0
+API = "openapi.json"
+
+
+async def status(request: web.Request) -> web.Response:
+    """Where the run stands."""
+    return answer(await status_of(service_of(request)))
+
+
+async def status_of(service: Service) -> dict[str, Any]:
+    """Likewise, as an object; while the ledger cannot be written, as it was before."""
+    run = service.run
+    facts: dict[str, Any] = counts(run.coordinator) if run.hub.trouble is not None else await service.desk.ask(counts)
+    facts |= {
+        "staleness_mean": run.staleness.mean,
+        "staleness_largest": run.staleness.largest,
+        "run": service.run_id,
+        "task": service.task,
+        "devices": service.devices,
+        "workers": sum(1 for session in service.sessions.all() if session.digest),
+        "waiting": len(service.desk),
+        "disk_bytes": run.disk_bytes(),
+        "disk_bytes_max": service.limits.updates_bytes_max,
+        "trouble": run.hub.trouble or service.trouble,
+        "version": VERSION,
+    }
+    return dict(plain(facts))
+
+
+def counts(c: Coordinator) -> dict[str, Any]:
+    """What the coordinator knows."""
+    newest = c.evaluations[-1] if c.evaluations else None
+    return {
+        "t": c.t,
+        "epochs": c.plan.epochs,
+        "applied": c.applied,
+        "gradients": c.gradients,
+        "finished": c.finished,
+        "reason": c.ending or None,
+        "in_flight": len(c.leases),
+        "queued": c.queued,
+        "rejected": c.sequence - c.applied,
+        "duplicates": c.duplicates,
+        "quarantined": len(c.quarantined),
+        "metrics": {} if newest is None else dict(newest.metrics),
+        "metrics_t": None if newest is None else newest.t,
+        "at_s": c.at,
+    }
+
+
+async def workers(request: web.Request) -> web.Response:
+    """Who has joined, and what they do."""
+    service = service_of(request)
+    found = await service.desk.ask(lambda c: [_worker(c, session) for session in service.sessions.all()])
+    return answer({"workers": found})
+
+
+def _worker(c: Coordinator, session: Any) -> dict[str, Any]:
+    lease, why = c.book.of_worker(session.worker), c.quarantined.get(session.worker)
+    state = "quarantined" if why is not None else "working" if lease else "idle" if session.asking else "away"
+    return {
+        "worker": session.worker,
+        "name": session.name,
+        "device": session.device,
+        "state": state,
+        "task": lease.task if lease else None,
+        "tau": lease.tau if lease else None,
+        "progress": session.progress if lease else None,
+        "mass": c.contribution.mass.get(session.device, 0.0),
+        "why": why,
+    }
+
+
+async def health(request: web.Request) -> web.Response:
+    """Alive?"""
+    service = service_of(request)
+    if service.run.hub.failure is not None:
+        raise Refusal("not_now", f"the server has failed: {service.run.hub.failure}", retry_after_s=5)
+    state = "finished" if service.finished else "running"
+    return answer({"state": state, "version": VERSION, "protocol": PROTOCOL})
+
+
+async def api(_request: web.Request) -> web.Response:
+    """The document of this API."""
+    text = (resources.files("offbeat.server") / API).read_text()
+    return web.Response(text=text, content_type="application/json")
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+COUNTERS = {
+    "applied": "Updates that were mixed.",
+    "rejected": "Updates that were refused.",
+    "duplicates": "Pushes that had been answered before.",
+    "gradients": "Gradients in the versions so far.",
+}
+GAUGES = {
+    "t": "Versions published.",
+    "in_flight": "Open leases.",
+    "queued": "Updates that wait to be mixed.",
+    "workers": "Workers that have joined and not left.",
+    "waiting": "Workers that wait for a task.",
+    "quarantined": "Workers in quarantine.",
+    "staleness_mean": "Mean staleness of what was applied.",
+    "disk_bytes": "Bytes of updates and versions on the disk.",
+}
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """For Prometheus."""
+    facts = await status_of(service_of(request))
+    text = "".join(f"{line}\n" for line in exposition(facts))
+    headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+    return web.Response(body=text.encode(errors="replace"), headers=headers)
+
+
+def exposition(facts: dict[str, Any]) -> Iterator[str]:
+    """The lines of Prometheus' text format."""
+    for names, kind, ending in ((COUNTERS, "counter", "_total"), (GAUGES, "gauge", "")):
+        for name, text in names.items():
+            yield f"# HELP offbeat_{name}{ending} {text}"
+            yield f"# TYPE offbeat_{name}{ending} {kind}"
+            yield (
+                f"offbeat_{name}{ending} {facts[name]:g}"
+                if isinstance(facts[name], float)
+                else (f"offbeat_{name}{ending} {facts[name]}")
+            )
+    for name, value in facts["metrics"].items():
+        if isinstance(value, int | float) and isfinite(value):
+            yield f'offbeat_metric{{name="{_label(name)}"}} {value!r}'
+
+
+def _label(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+async def events(request: web.Request) -> web.StreamResponse:
+    """What happens, row by row of the ledger, as it is committed."""
+    service = service_of(request)
+    after, limit = _after(request), _limit(request)
+    headers = {**hello(), "Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+    response = web.StreamResponse(headers=headers)
+    ledger = await service.off_loop(lambda: Ledger.open(service.run.ledger.path, read_only=True))
+    with closing(ledger):
+        if after is None:
+            after = await service.off_loop(ledger.newest)
+        await response.prepare(request)
+        with suppress(ConnectionError):  # whoever followed has gone
+            await _follow(service, ledger, response, after, limit)
+    return response
+
+
+async def _follow(
+    service: Service, ledger: Ledger, response: web.StreamResponse, after: int, limit: int | None
+) -> None:
+    sent = 0
+    while not service.desk.stopping and (limit is None or sent < limit):
+        committed = service.committed
+        rows = await service.off_loop(lambda: list(ledger.rows(after=after, limit=EVENTS_AT_ONCE)))  # noqa: B023
+        for row in rows[: None if limit is None else limit - sent]:
+            after = row.sequence
+            if row.kind not in CHATTER:
+                sent += 1
+                await response.write(_event(row))
+        if not rows:
+            try:
+                async with asyncio.timeout(KEEP_ALIVE_S):
+                    await committed.wait()
+            except TimeoutError:
+                await response.write(b": still here\n\n")
+
+
+def _event(row: Row) -> bytes:
+    facts = {name: value for name, value in row._asdict().items() if value is not None and name != "sequence"}
+    facts = {name: number(value) if isinstance(value, float) else value for name, value in facts.items()}
+    return f"id: {row.sequence}\nevent: {row.kind}\ndata: {answer(facts).text}\n\n".encode()
+
+
+def _after(request: web.Request) -> int | None:
+    text = request.headers.get("Last-Event-ID")
+    return None if text is None else _whole("Last-Event-ID", text, 0)
+
+
+def _limit(request: web.Request) -> int | None:
+    text = request.query.get("limit")
+    return None if text is None else _whole("limit", text, 1)
+
+
+def _whole(name: str, text: str, least: int) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX) or int(text) < least:
+        raise Refusal("bad_request", f"{name} is {text[:40]!r} but must be a whole number >= {least}")
+    return int(text)
