@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .PHONY: demo test test-slow check coverage clean
 
-demo: $(READY) ## simulate an asynchronous training beside a synchronous one
+demo: $(READY) ## a real server and six real workers, one of them killed
 	@$(BIN)/offbeat demo
 
 test: $(READY) ## all tests but the slow ones

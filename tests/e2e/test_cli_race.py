@@ -1,4 +1,4 @@
-"""`offbeat demo` as a user calls it: results, wrong input, missing extras."""
+"""`offbeat race` as a user calls it: results, wrong input, missing extras."""
 
 import json
 import subprocess
@@ -16,8 +16,8 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 
-def demo(folder: Path, *options: str) -> dict[str, Any]:
-    result = CliRunner().invoke(main, ["demo", "--dir", str(folder), "--json", *options])
+def race(folder: Path, *options: str) -> dict[str, Any]:
+    result = CliRunner().invoke(main, ["race", "--dir", str(folder), "--json", *options])
     assert result.exit_code == 0, result.output
     answer: dict[str, Any] = json.loads(result.output.splitlines()[-1])
     return answer
@@ -25,14 +25,14 @@ def demo(folder: Path, *options: str) -> dict[str, Any]:
 
 def test_one_seed_is_one_run(tmp_path: Path) -> None:
     small = ("--devices", "20", "--in-flight-max", "5", "--virtual-s", "5")
-    first, again = demo(tmp_path, *small), demo(tmp_path, *small)
-    other = demo(tmp_path, *small, "--seed", "2")
+    first, again = race(tmp_path, *small), race(tmp_path, *small)
+    other = race(tmp_path, *small, "--seed", "2")
     assert first["x_sha256"] == again["x_sha256"] != other["x_sha256"]
     assert first["fedavg"]["x_sha256"] == again["fedavg"]["x_sha256"]
 
 
 def test_it_learns_and_is_ahead_of_waiting(tmp_path: Path) -> None:
-    result = demo(tmp_path)
+    result = race(tmp_path)
     assert result["accuracy"] >= 0.93
     assert result["accuracy"] > result["fedavg"]["accuracy"]
     assert result["target_reached_s"] < result["virtual_s"] / 2
@@ -52,7 +52,7 @@ def test_it_learns_and_is_ahead_of_waiting(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_input_is_one_line_and_exit_status_2(tmp_path: Path, options: list[str], said: str) -> None:
-    result = CliRunner().invoke(main, ["demo", "--dir", str(tmp_path / "new"), *options])
+    result = CliRunner().invoke(main, ["race", "--dir", str(tmp_path / "new"), *options])
     assert result.exit_code == 2
     assert said in result.stderr
     assert len(result.stderr.splitlines()) == 1
@@ -62,7 +62,7 @@ def test_wrong_input_is_one_line_and_exit_status_2(tmp_path: Path, options: list
 @pytest.mark.parametrize(("package", "extra"), [("matplotlib", "demo"), ("torch", "demo"), ("sklearn", "digits")])
 def test_a_missing_extra_is_named(package: str, extra: str) -> None:
     """The import is blocked in a process of its own, as if the package were not installed."""
-    code = f"import sys; sys.modules[{package!r}] = None; from offbeat.cli import main; main(['demo'])"
+    code = f"import sys; sys.modules[{package!r}] = None; from offbeat.cli import main; main(['race'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert f"pip install 'offbeat[{extra}]'" in done.stderr

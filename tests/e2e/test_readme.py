@@ -43,17 +43,34 @@ def test_every_make_target_in_the_readme_exists() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
-def test_the_demo_prints_what_the_readme_shows(tmp_path: Path) -> None:
+def test_the_race_prints_what_the_readme_shows(tmp_path: Path) -> None:
     """Line by line; numbers may differ on another kind of processor, and the times always do."""
+    (block,) = (text for language, text in BLOCKS if language == "console" and "offbeat race" in text)
+    command, *shown = block.splitlines()
+    assert shlex.split(command) == ["$", "offbeat", "race"]
+    result = CliRunner().invoke(main, ["race", "--dir", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    printed = result.output.replace(str(tmp_path), "runs/race").splitlines()
+    assert [_words(line) for line in printed] == [_words(line) for line in shown]
+    assert (tmp_path / "race.png").stat().st_size > 10_000
+
+
+def test_the_demo_trains_with_real_processes_and_prints_what_the_readme_shows(tmp_path: Path) -> None:
     (block,) = (text for language, text in BLOCKS if language == "console" and "make demo" in text)
     command, *shown = block.splitlines()
     assert shlex.split(command) == ["$", "make", "demo"]
     assert "offbeat demo" in (ROOT / "Makefile").read_text()
-    result = CliRunner().invoke(main, ["demo", "--dir", str(tmp_path)])
+    result = CliRunner().invoke(main, ["demo", "--dir", str(tmp_path / "demo"), "--json"])
     assert result.exit_code == 0, result.output
-    printed = result.output.replace(str(tmp_path), "runs/demo").splitlines()
+    *printed, facts = result.output.replace(str(tmp_path / "demo"), "runs/demo").splitlines()
     assert [_words(line) for line in printed] == [_words(line) for line in shown]
-    assert (tmp_path / "demo.png").stat().st_size > 10_000
+    told = json.loads(facts)
+    assert told["accuracy"] >= 0.95
+    assert (told["workers"], told["killed"]) == (6, 1)
+    assert told["staleness_mean"] > 1
+    verified = CliRunner().invoke(main, ["verify", str(tmp_path / "demo" / "run"), "--json"])
+    assert verified.exit_code == 0
+    assert json.loads(verified.output)["x_sha256"] == told["x_sha256"]
 
 
 @pytest.mark.slow

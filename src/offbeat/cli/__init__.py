@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from offbeat.cli.options import settings_of, settings_options
+from offbeat.cli.access import init, token
+from offbeat.cli.look import export, readmit, runs, status, verify
+from offbeat.cli.options import FILE, FOLDER, JSON, flags_of, settings_of, settings_options
+from offbeat.cli.work import work
 from offbeat.errors import OffbeatError
-
-FOLDER = click.Path(file_okay=False, path_type=Path)
-JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
 
 
 class Refused(click.ClickException):
@@ -40,17 +40,27 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--dir", "folder", type=FOLDER, default=Path("runs/demo"), show_default=True, help="For the picture.")
+@click.option("--dir", "folder", type=FOLDER, default=Path("runs/demo"), show_default=True, help="For the run.")
+@JSON
+def demo(folder: Path, as_json: bool) -> None:
+    """Train handwritten digits with a real server and six real workers, one of them killed on the way."""
+    from offbeat.cli.demo import demo as run
+
+    run(folder, as_json=as_json)
+
+
+@main.command()
+@click.option("--dir", "folder", type=FOLDER, default=Path("runs/race"), show_default=True, help="For the picture.")
 @click.option("--devices", default=100, show_default=True, help="How many devices share the data.")
 @click.option("--in-flight-max", default=20, show_default=True, help="How many of them work at a time.")
 @click.option("--virtual-s", default=120.0, show_default=True, help="Length of the race on the virtual clock, seconds.")
 @click.option("--seed", default=1, show_default=True, help="One seed, one run.")
 @JSON
-def demo(folder: Path, devices: int, in_flight_max: int, virtual_s: float, seed: int, as_json: bool) -> None:
+def race(folder: Path, devices: int, in_flight_max: int, virtual_s: float, seed: int, as_json: bool) -> None:
     """Race FedAsync against synchronous averaging on handwritten digits."""
-    from offbeat.cli.demo import race
+    from offbeat.cli.race import race as run
 
-    race(folder, devices=devices, in_flight_max=in_flight_max, virtual_s=virtual_s, seed=seed, as_json=as_json)
+    run(folder, devices=devices, in_flight_max=in_flight_max, virtual_s=virtual_s, seed=seed, as_json=as_json)
 
 
 @main.command()
@@ -63,6 +73,50 @@ def simulate(task: str, folder: Path | None, as_json: bool, settings_file: Path 
     from offbeat.cli.simulate import simulate as run
 
     run(task, settings_of(settings_file, flags), folder, as_json=as_json)
+
+
+def _server_flags(command: Any) -> Any:
+    """The flags of the server's own settings, which are light to import."""
+    from offbeat.server.settings import ServerSettings
+
+    return flags_of(ServerSettings)(command)
+
+
+@main.command()
+@click.argument("task")
+@click.option("--dir", "folder", type=FOLDER, help="Of the run; one that is there goes on.  [default: runs/serve-TASK]")
+@click.option("--access", type=FOLDER, help="Certificates and tokens, as `offbeat init` made them: TLS is on.")
+@click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS and tokens.")
+@click.option("--init", "x_0", type=FILE, help="Start a new run from this model (safetensors).")
+@click.option("--drop-damaged", is_flag=True, help="Go on without acknowledged updates whose files are damaged.")
+@click.option("--exit-when-finished", is_flag=True, help="End after the last epoch instead of going on answering.")
+@_server_flags
+@settings_options
+def serve(
+    task: str,
+    folder: Path | None,
+    access: Path | None,
+    insecure: bool,
+    x_0: Path | None,
+    drop_damaged: bool,
+    exit_when_finished: bool,
+    settings_file: Path | None,
+    **flags: Any,
+) -> None:
+    """Serve TASK to workers: digits, cifar10, wikitext2, or path.py[:name]; an interrupted run goes on."""
+    from offbeat.cli.serve import serve as run
+
+    run(
+        task,
+        folder,
+        settings_file,
+        flags,
+        access=access,
+        insecure=insecure,
+        x_0=x_0,
+        drop_damaged=drop_damaged,
+        exit_when_finished=exit_when_finished,
+    )
 
 
 @main.command()
@@ -102,14 +156,5 @@ def reproduce(
     run(target, scale=scale, as_=as_, folder=folder, work=work, processes=processes, as_json=as_json)
 
 
-@main.command()
-@click.argument("folder", type=FOLDER)
-@click.option(
-    "--ledger", "out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="OUT.csv or OUT.parquet"
-)
-def export(folder: Path, out: Path) -> None:
-    """Write the ledger of the run in FOLDER as CSV or Parquet."""
-    from offbeat.storage.export import export_ledger
-
-    export_ledger(folder, out)
-    click.echo(f"Wrote {out}")
+for command in (status, runs, verify, export, readmit, init, token, work):
+    main.add_command(command)

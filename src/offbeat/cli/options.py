@@ -10,31 +10,50 @@ import click
 
 from offbeat.settings import Settings, read_toml
 
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
+SERVER_TABLE = "server"
+"""In a file of settings: those of the server itself."""
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def settings_options(command: Command) -> Command:
     """Give a command a flag for every setting, and `--settings FILE.toml`."""
-    hints = get_type_hints(Settings)
-    for setting in reversed(fields(Settings)):
+    path = click.Path(dir_okay=False, path_type=Path)
+    option = click.option("--settings", "settings_file", type=path, help="Read settings from a TOML file; flags win.")
+    return option(flags_of(Settings)(command))
+
+
+def flags_of(kind: type[Any], envvar: str = "OFFBEAT") -> Callable[[Command], Command]:
+    """A flag, and a variable of the environment, for every field of a dataclass."""
+    return lambda command: _flagged(command, kind, envvar)
+
+
+def _flagged(command: Command, kind: type[Any], envvar: str) -> Command:
+    hints = get_type_hints(kind)
+    for setting in reversed(fields(kind)):
         command = click.option(
             f"--{setting.name.replace('_', '-')}",
             setting.name,
             type=_plain(hints[setting.name]),
             default=None,
-            envvar=f"OFFBEAT_{setting.name.upper()}",
+            envvar=f"{envvar}_{setting.name.upper()}",
             help=_help(setting.metadata["help"], setting.default),
         )(command)
-    path = click.Path(dir_okay=False, path_type=Path)
-    return click.option("--settings", "settings_file", type=path, help="Read settings from a TOML file; flags win.")(
-        command
-    )
+    return command
 
 
 def settings_of(settings_file: Path | None, flags: dict[str, Any]) -> Settings:
     """Flags and environment over the file over the defaults."""
     values = read_toml(settings_file) if settings_file else {}
-    return Settings.of(values | {name: value for name, value in flags.items() if value is not None})
+    values.pop(SERVER_TABLE, None)
+    return Settings.of(values | given(flags))
+
+
+def given(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags that were set."""
+    return {name: value for name, value in flags.items() if value is not None}
 
 
 def _plain(hint: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Owns `offbeat demo`: the same devices, the same clock, once asynchronously and once in groups that wait."""
+"""Owns `offbeat race`: the same devices, the same clock, once asynchronously and once in groups that wait."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def race(folder: Path, *, devices: int, in_flight_max: int, virtual_s: float, se
         name: Simulation.of("digits", Settings.of({**common.as_dict(), "rule": rule, "evaluate_every": every}))
         for name, (rule, every) in rules.items()
     }
-    picture = _writable(folder) / "demo.png"
+    picture = _writable(folder) / "race.png"
     click.echo(_opening(devices, in_flight_max, virtual_s, seed))
     runs = {}
     for name, simulation in simulations.items():

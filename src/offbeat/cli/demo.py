@@ -1,0 +1,258 @@
+"""Owns `offbeat demo`: a real server and six real workers on this machine, one of them killed, one of them late.
+
+Rules kept here:
+- Nothing is acted: they are the processes that `offbeat serve` and `offbeat work` start, and they speak HTTP.
+- Every process that was started is ended, however the demo ends.
+"""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from offbeat.cli.remote import call
+from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
+from offbeat.storage.json_file import read_json
+from offbeat.storage.ledger import Ledger
+from offbeat.storage.rows import as_decision
+from offbeat.storage.run_folder import LEDGER, SUMMARY
+
+AT_LEAST_S = (0.2, 0.3, 0.45, 0.7, 1.0, 1.5)
+"""What a task takes on each device: the slowest is more than seven times as slow as the fastest."""
+KILLED, LATE = 4, 5
+LATE_AT, KILLED_AT = 25, 50
+"""Epochs at which the late worker comes, and after which the other is killed while it works."""
+TARGET = 0.95
+LOOK_S = 0.2
+START_S, RUN_S, END_S = 60.0, 120.0, 20.0
+
+
+@dataclass
+class Cast:
+    """The processes of the demo."""
+
+    folder: Path
+    server: "subprocess.Popen[bytes]"
+    url: str
+    workers: "dict[int, subprocess.Popen[bytes]]" = field(default_factory=dict)
+    killed_at: int | None = None
+
+    def start_worker(self, device: int) -> None:
+        """One more."""
+        at_least = str(AT_LEAST_S[device])
+        options = ("--server", self.url, "--device", str(device), "--name", f"device-{device}", "--threads", "1")
+        folder = ("--dir", str(self.folder / f"worker-{device}"))
+        self.workers[device] = _offbeat(
+            self.folder / f"worker-{device}.log", "work", "digits", *options, *folder, "--at-least-s", at_least
+        )
+
+    def kill_worker(self, t: int) -> None:
+        """As a power cut would."""
+        self.workers[KILLED].send_signal(signal.SIGKILL)
+        self.killed_at = t
+
+
+def demo(folder: Path, *, as_json: bool) -> None:
+    """Train digits to 95 % on a real server."""
+    _check_extras()
+    _emptied(folder)
+    begun = time.monotonic()
+    click.echo(
+        f"Six devices share 1,437 images of handwritten digits; a task takes {AT_LEAST_S[0]} s on the fastest and "
+        f"{AT_LEAST_S[-1]} s on the slowest.\nOne worker is killed on the way, one joins late; "
+        f"training ends at {TARGET:.0%} test accuracy."
+    )
+    with _cast(folder) as cast:
+        _play(cast)
+        _applause(cast)
+    facts = _facts(folder, cast, time.monotonic() - begun)
+    _tell(facts)
+    if as_json:
+        click.echo(json.dumps({name: value for name, value in facts.items() if name != "devices"}))
+
+
+def _check_extras() -> None:
+    for package in ("aiohttp", "torch", "sklearn"):
+        try:
+            __import__(package)
+        except ModuleNotFoundError as error:
+            raise MissingExtra(str(error.name), "demo") from error
+
+
+def _emptied(folder: Path) -> None:
+    """A demo of before makes room; anything else is left alone."""
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            if not (folder / "run" / "settings.json").is_file():
+                raise InvalidValue(f"{folder} holds other files; give a new or an empty folder with --dir")
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OffbeatError(f"cannot write to {folder}: {error.strerror}; choose another folder with --dir") from error
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+
+def _offbeat(log: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+    with log.open("wb") as out:
+        return subprocess.Popen([sys.executable, "-m", "offbeat", *arguments], stdout=out, stderr=out)  # noqa: S603 (our own)
+
+
+@contextmanager
+def _cast(folder: Path) -> Iterator[Cast]:
+    run = folder / "run"
+    server = _offbeat(
+        folder / "server.log",
+        *("serve", "digits", "--dir", str(run), "--port", "0", "--devices", str(len(AT_LEAST_S))),
+        *("--local-passes", "1", "--target", f"accuracy>={TARGET}", "--evaluate-every", "5", "--epochs", "2000"),
+        *("--lease-s", "6", "--keep-updates", "all", "--exit-when-finished"),
+    )
+    cast = Cast(folder, server, "")
+    try:
+        cast.url = _url(server, run / "server.json", folder / "server.log")
+        yield cast
+    finally:
+        _end([*cast.workers.values(), server])
+
+
+def _url(server: "subprocess.Popen[bytes]", where: Path, log: Path) -> str:
+    until = time.monotonic() + START_S
+    while not where.is_file():
+        if server.poll() is not None or time.monotonic() > until:
+            raise OffbeatError(f"the server did not start: {log.read_text().strip()[-500:]}")
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(LOOK_S)
+    return str(read_json(where)["url"])
+
+
+def _end(processes: "list[subprocess.Popen[bytes]]") -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    for process in processes:
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+# --- the play --------------------------------------------------------------------------------------------------------
+
+
+def _play(cast: Cast) -> None:
+    for device in range(len(AT_LEAST_S)):
+        if device != LATE:
+            cast.start_worker(device)
+    console = Console(stderr=True)
+    until = time.monotonic() + RUN_S
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while cast.server.poll() is None and time.monotonic() < until:
+            status, workers = _seen(cast)
+            if status is not None:
+                _act(cast, status, workers)
+                if console.is_terminal:
+                    live.update(_picture(status, workers, cast), refresh=True)
+                if status["finished"]:
+                    return
+            with suppress(subprocess.TimeoutExpired):
+                cast.server.wait(LOOK_S)
+
+
+def _seen(cast: Cast) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    try:
+        status = call(cast.url, "GET", "/v1/status", None, None)
+        return status, call(cast.url, "GET", "/v1/workers", None, None)["workers"]
+    except OffbeatError:
+        return None, []
+
+
+def _act(cast: Cast, status: dict[str, Any], workers: list[dict[str, Any]]) -> None:
+    """The late one comes, and the unlucky one goes while it works."""
+    if status["t"] >= LATE_AT and LATE not in cast.workers:
+        cast.start_worker(LATE)
+    working = {worker["device"] for worker in workers if worker["state"] == "working"}
+    if status["t"] >= KILLED_AT and cast.killed_at is None and KILLED in working:
+        cast.kill_worker(status["t"])
+
+
+def _picture(status: dict[str, Any], workers: list[dict[str, Any]], cast: Cast) -> Table:
+    accuracy = float(status["metrics"].get("accuracy", 0.0))
+    table = Table(box=None, pad_edge=False)
+    table.title = f"epoch {status['t']}   accuracy {accuracy:.1%}   mean staleness {status['staleness_mean']:.1f}"
+    for heading in ("device", "a task takes", "state", "model of epoch", "weight so far"):
+        table.add_column(heading, justify="right")
+    for worker in sorted(workers, key=lambda worker: int(worker["device"])):
+        device = int(worker["device"])
+        killed = device == KILLED and cast.killed_at is not None
+        tau = "" if worker["tau"] is None else str(worker["tau"])
+        state = "killed" if killed else worker["state"]
+        table.add_row(str(device), f"{AT_LEAST_S[device]:g} s", state, tau, f"{worker['mass']:.1f}")
+    return table
+
+
+def _applause(cast: Cast) -> None:
+    """Workers hear that the run is finished, and go home."""
+    for process in (cast.server, *cast.workers.values()):
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+    if not (cast.folder / "run" / SUMMARY).is_file():
+        raise OffbeatError(f"the demo did not finish in {RUN_S:g} s; look at {cast.folder / 'server.log'}")
+
+
+# --- afterwards ------------------------------------------------------------------------------------------------------
+
+
+def _facts(folder: Path, cast: Cast, wall_s: float) -> dict[str, Any]:
+    summary = read_json(folder / "run" / SUMMARY)
+    per_device: dict[int, list[tuple[int, float]]] = {device: [] for device in cast.workers}
+    with Ledger.open(folder / "run" / LEDGER, read_only=True) as ledger:
+        for decision in map(as_decision, ledger.rows("decided")):
+            if decision.mix is not None:
+                per_device[decision.lease.device].append((decision.staleness, decision.mix.new))
+        released = ledger.count("released")
+    return {
+        "accuracy": summary["accuracy"],
+        "t": summary["t"],
+        "workers": len(cast.workers),
+        "killed": int(cast.killed_at is not None),
+        "killed_at": cast.killed_at,
+        "released": released,
+        "staleness_mean": summary["staleness_mean"],
+        "wall_s": round(wall_s, 1),
+        "training_s": summary["wall_s"],
+        "x_sha256": summary["x_sha256"],
+        "dir": str(folder / "run"),
+        "devices": per_device,
+    }
+
+
+def _tell(facts: dict[str, Any]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("device", "a task takes", "updates", "staleness", "alpha_t", ""):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for device, updates in sorted(facts["devices"].items()):
+        count = max(1, len(updates))
+        staleness, weight = (sum(update[i] for update in updates) / count for i in (0, 1))
+        word = {KILLED: f"killed at epoch {facts['killed_at']}" if facts["killed"] else "", LATE: "joined late"}
+        row = (str(device), f"{AT_LEAST_S[device]:g} s", str(len(updates)), f"{staleness:.1f}", f"{weight:.2f}")
+        table.add_row(*row, word.get(device, ""))
+    Console(highlight=False).print(table)
+    click.echo(
+        f"{facts['accuracy']:.1%} test accuracy after {facts['t']} epochs, mean staleness "
+        f"{facts['staleness_mean']:.1f}, {facts['wall_s']:.0f} s in all.\n"
+        f"Check every bit of it: offbeat verify {facts['dir']}"
+    )

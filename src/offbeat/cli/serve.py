@@ -1,0 +1,102 @@
+"""Owns `offbeat serve`: a server for one run, and on a terminal a line that shows how it goes."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from offbeat.cli.options import SERVER_TABLE, given, settings_of
+from offbeat.errors import InvalidValue, MissingExtra
+from offbeat.settings import read_toml
+
+SHOWN_EVERY_S = 0.5
+
+
+def serve(
+    task: str,
+    folder: Path | None,
+    settings_file: Path | None,
+    flags: dict[str, Any],
+    *,
+    access: Path | None,
+    insecure: bool,
+    x_0: Path | None,
+    drop_damaged: bool,
+    exit_when_finished: bool,
+) -> None:
+    """Serve until stopped."""
+    try:
+        from offbeat.server import life
+        from offbeat.server.settings import Door, ServerSettings
+    except ModuleNotFoundError as error:
+        raise MissingExtra(str(error.name), "serve") from error
+    ours = {field.name for field in fields(ServerSettings)}
+    of_run = {name: value for name, value in flags.items() if name not in ours}
+    of_server = _table(settings_file, ours) | given({name: flags[name] for name in ours})
+    order = life.Order(
+        task,
+        folder or Path("runs") / f"serve-{Path(task.partition(':')[0]).stem}",
+        settings_of(settings_file, of_run),
+        ServerSettings(**of_server),
+        Door(access, insecure),
+        x_0,
+        drop_damaged,
+        exit_when_finished,
+    )
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    life.serve(order, _ready)
+
+
+def _table(settings_file: Path | None, known: set[str]) -> dict[str, Any]:
+    found = read_toml(settings_file).get(SERVER_TABLE, {}) if settings_file else {}
+    if not isinstance(found, dict) or not found.keys() <= known:
+        wrong = sorted(found.keys() - known) if isinstance(found, dict) else found
+        raise InvalidValue(f"{settings_file}: [server] has {wrong}; use {', '.join(sorted(known))}")
+    return found
+
+
+def _ready(server: Any) -> "asyncio.Task[None]":
+    """Say where it is, then keep a line up to date where somebody looks."""
+    c, order = server.run.coordinator, server.order
+    if c.t or c.leases:
+        click.echo(f"Going on from epoch {c.t} with {len(c.leases)} tasks in flight.", err=True)
+    click.echo(f"Serving {order.task} at {server.url} ({c.rule.spec}; folder {order.folder})", err=True)
+    click.echo(f"A worker: offbeat work {order.task} --server {server.url}", err=True)
+    task: asyncio.Task[None] = server.loop.create_task(_show(server))
+    return task
+
+
+async def _show(server: Any) -> None:
+    from offbeat.server.views import status_of
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while True:
+            live.update(Text(line_of(await status_of(server.service))), refresh=True)
+            await asyncio.sleep(SHOWN_EVERY_S)
+
+
+def line_of(status: Mapping[str, Any]) -> str:
+    """The status in one line."""
+    metrics = "  ".join(f"{name} {float(value):.4g}" for name, value in status["metrics"].items())
+    epochs = f"/{status['epochs']}" if status["epochs"] else ""
+    parts = [
+        f"epoch {status['t']}{epochs}",
+        metrics,
+        f"staleness {status['staleness_mean']:.1f}",
+        f"{status['workers']} workers, {status['in_flight']} working, {status['queued']} queued",
+        f"{status['rejected']} refused" if status["rejected"] else "",
+        f"finished: {status['reason']}" if status["finished"] else "",
+        f"TROUBLE: {status['trouble']}" if status["trouble"] else "",
+    ]
+    return "  |  ".join(part for part in parts if part)

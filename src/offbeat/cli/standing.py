@@ -1,0 +1,109 @@
+"""Owns where runs stand: of a server by its word, of a folder by its files."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from offbeat.cli.remote import WHERE, call, is_url, url_of
+from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.storage.json_file import plain
+from offbeat.storage.ledger import Ledger
+from offbeat.storage.run_folder import LEDGER, SETTINGS, RunFolder
+
+
+def status_of(source: str, token: str | None, ca: Path | None) -> dict[str, Any]:
+    if is_url(source):
+        return dict(call(source, "GET", "/v1/status", token, ca))
+    folder = RunFolder.open(Path(source))
+    if folder.state != "finished" or (Path(source) / WHERE).is_file():
+        try:
+            return dict(call(url_of(source), "GET", "/v1/status", token, ca))
+        except OffbeatError:
+            pass  # it was killed: its files tell
+    return from_files(Path(source))
+
+
+def from_files(path: Path) -> dict[str, Any]:
+    """The status of a run that is not being served, from its ledger."""
+    folder = RunFolder.open(path)
+    with Ledger.open(path / LEDGER, read_only=True) as ledger:
+        applied, total, largest = ledger.staleness()
+        newest = next(iter(ledger.evaluations()[-1:]), None)
+        t = max((row.t or 0 for row in ledger.rows("published")), default=0)
+        decided, leased, released = (ledger.count(kind) for kind in ("decided", "leased", "released"))
+        finished, duplicates = ledger.count("finished") > 0, ledger.count("repeated")
+        mixed = applied if finished or (folder.summary is not None) else None
+    return dict(
+        plain(
+            {
+                "state": folder.state,
+                "t": t,
+                "epochs": folder.settings.get("epochs"),
+                "applied": applied,
+                "finished": finished,
+                "in_flight": max(0, leased - decided - released),
+                "queued": 0 if mixed is not None else max(0, applied - t),
+                "workers": 0,
+                "rejected": decided - applied,
+                "duplicates": duplicates,
+                "metrics": {} if newest is None else dict(newest.metrics),
+                "metrics_t": None if newest is None else newest.t,
+                "staleness_mean": total / applied if applied else 0.0,
+                "staleness_largest": largest,
+                "task": folder.settings.get("task"),
+                "trouble": None,
+                "reason": None,
+            }
+        )
+    )
+
+
+def words(facts: dict[str, Any]) -> str:
+    metrics = "  ".join(f"{name} {float(value):.4g}" for name, value in facts["metrics"].items()) or "none yet"
+    state = "finished" if facts["finished"] else facts.get("state", "running")
+    epochs = f" of {facts['epochs']}" if facts["epochs"] else ""
+    lines = [
+        f"task        {facts['task']} ({state}{': ' + facts['reason'] if facts.get('reason') else ''})",
+        f"epoch       {facts['t']}{epochs}; {facts['applied']} updates mixed, {facts['queued']} queued",
+        f"metrics     {metrics}" + (f" (epoch {facts['metrics_t']})" if facts.get("metrics_t") is not None else ""),
+        f"staleness   mean {facts['staleness_mean']:.1f}, largest {facts['staleness_largest']}",
+        f"workers     {facts['workers']} joined, {facts['in_flight']} tasks in flight",
+        f"refused     {facts['rejected']} updates, {facts['duplicates']} duplicates",
+    ]
+    if facts.get("trouble"):
+        lines.append(f"TROUBLE     {facts['trouble']}")
+    return "\n".join(lines)
+
+
+def run_folders(folder: Path) -> Iterator[Path]:
+    if not folder.is_dir():
+        raise InvalidValue(f"there is no folder {folder}")
+    return (settings.parent for settings in sorted(folder.rglob(SETTINGS)) if (settings.parent / LEDGER).is_file())
+
+
+def run_of(path: Path) -> dict[str, Any]:
+    folder = RunFolder.open(path)
+    summary = folder.summary
+    found = {"dir": str(path), "state": folder.state, "task": folder.settings.get("task") or "?"}
+    found |= {"rule": folder.settings.get("rule", "?")}
+    if summary is not None:
+        from offbeat.sim.run import RESULTS
+
+        known = {*RESULTS, "rejected", "duplicates", "workers"}
+        return found | {"t": summary["t"], "metrics": {n: v for n, v in summary.items() if n not in known}}
+    facts = from_files(path)
+    return found | {"t": facts["t"], "metrics": facts["metrics"]}
+
+
+def table(found: list[dict[str, Any]]) -> None:
+    """Print runs, a line each."""
+    shown = Table(box=None, pad_edge=False)
+    for heading in ("folder", "state", "task", "rule", "t", "metrics"):
+        shown.add_column(heading, justify="right" if heading == "t" else "left")
+    for run in found:
+        metrics = "  ".join(f"{name} {float(value):.4g}" for name, value in run["metrics"].items())
+        shown.add_row(run["dir"], run["state"], run["task"], run["rule"], str(run["t"]), metrics)
+    Console(highlight=False).print(shown)
