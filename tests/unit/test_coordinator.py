@@ -39,6 +39,7 @@ from offbeat.protocol.messages import (
     UpdateMixed,
     VersionPublished,
     WakeAt,
+    WorkerBarred,
     WorkerJoined,
     WorkerLeft,
     WorkerReadmitted,
@@ -781,6 +782,21 @@ def test_a_readmitted_worker_begins_anew() -> None:
     )  # it was not quarantined: its count was forgotten
     assert tell(c, garbage(5.0, 1, 2))[0] == Quarantine(1, "no such tensor")
     assert tell(c, WorkerReadmitted(6.0, 99)) == []
+
+
+def test_somebody_may_bar_a_worker_whatever_its_updates_were_like() -> None:
+    c = begun(strict())
+    tell(c, *asked(0.0, 1, 2))
+    lease = next(iter(c.leases.values()))
+    assert tell(c, WorkerBarred(1.0, lease.worker, "odd"))[:2] == [
+        Quarantine(lease.worker, "odd"),
+        ReleaseTask(lease, revoked=True),
+    ]
+    assert tell(c, WorkerBarred(2.0, lease.worker, "again")) == []
+    assert c.quarantined == {lease.worker: "odd"}
+    assert TellQuarantined(lease.worker, "odd") in tell(c, *asked(3.0, lease.worker))
+    tell(c, WorkerReadmitted(4.0, lease.worker))
+    assert c.quarantined == {}
 
 
 def test_a_quarantined_worker_hears_of_the_end() -> None:

@@ -29,6 +29,13 @@ class Conduct:
         self.quarantined[worker] = why
         return True
 
+    def bar(self, worker: int, why: str) -> bool:
+        """Quarantine it at once; false where it is quarantined already."""
+        if worker in self.quarantined:
+            return False
+        self.quarantined[worker] = why
+        return True
+
     def good(self, worker: int) -> None:
         """An update was applied: the count begins anew."""
         self._bad.pop(worker, None)

@@ -51,6 +51,7 @@ from offbeat.protocol.messages import (
     UpdateMixed,
     VersionPublished,
     WakeAt,
+    WorkerBarred,
     WorkerJoined,
     WorkerLeft,
     WorkerReadmitted,
@@ -153,6 +154,9 @@ class Coordinator:
                 self.idle.discard(event.worker)
             case BadUpdateArrived():
                 self._bad_arrived(event)
+            case WorkerBarred():
+                if self.conduct.bar(event.worker, event.why):
+                    self._quarantine(event.worker, event.why)
             case WorkerReadmitted():
                 self.conduct.readmit(event.worker)
             case HeartbeatArrived():
@@ -308,8 +312,10 @@ class Coordinator:
             self._misbehaved(event.worker, event.why)
 
     def _misbehaved(self, worker: int, why: str) -> None:
-        if not self.conduct.bad(worker, why):
-            return
+        if self.conduct.bad(worker, why):
+            self._quarantine(worker, why)
+
+    def _quarantine(self, worker: int, why: str) -> None:
         self.idle.discard(worker)
         self._commands.append(Quarantine(worker, why))
         lease = self.book.of_worker(worker)

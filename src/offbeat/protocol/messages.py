@@ -153,6 +153,15 @@ class BadUpdateArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerBarred:
+    """Somebody decided that a worker is given nothing from now on, whatever its updates were like."""
+
+    at: float
+    worker: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerReadmitted:
     """Somebody decided that a quarantined worker may go on."""
 
@@ -200,6 +209,7 @@ Event = (
     | HeartbeatArrived
     | UpdateArrived
     | BadUpdateArrived
+    | WorkerBarred
     | WorkerReadmitted
     | UpdateMixed
     | VersionPublished

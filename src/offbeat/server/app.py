@@ -41,6 +41,7 @@ ROUTES = (
     Route("GET", "/v1/workers", views.workers, Right.WATCH),
     Route("DELETE", "/v1/workers/{worker}", calls.leave, Right.WORK),
     Route("POST", "/v1/workers/{worker}/ask", calls.ask, Right.WORK),
+    Route("POST", "/v1/workers/{worker}/quarantine", calls.bar, Right.MANAGE),
     Route("POST", "/v1/workers/{worker}/readmit", calls.readmit, Right.MANAGE),
     Route("GET", "/v1/models/{t}", pulls.pull, Right.MODELS),
     Route("DELETE", "/v1/tasks/{task}", calls.hand_back, Right.WORK),

@@ -17,6 +17,7 @@ from offbeat.protocol.messages import (
     HeartbeatArrived,
     Lease,
     LeaseReturned,
+    WorkerBarred,
     WorkerJoined,
     WorkerLeft,
     WorkerReadmitted,
@@ -40,6 +41,7 @@ from offbeat.server.sessions import Session, digest_of, new_secret
 
 NAME_MAX = 100
 TASK_MAX = 1000
+WHY_MAX = 500
 QUARANTINE_RETRY_S = 60.0
 JOIN = {
     "name": (str,),
@@ -154,6 +156,17 @@ async def readmit(request: web.Request) -> web.Response:
     if service.sessions.of(worker) is None:
         raise Refusal("not_found", f"there is no worker {worker}")
     await service.desk.tell(lambda at: WorkerReadmitted(at, worker))
+    return web.Response(status=204)
+
+
+async def bar(request: web.Request) -> web.Response:
+    """Quarantine a worker by hand."""
+    service, worker = service_of(request), number_in_path(request, "worker")
+    body = await json_of(request, {"why": (str,)})
+    if service.sessions.of(worker) is None:
+        raise Refusal("not_found", f"there is no worker {worker}")
+    why = str(body.get("why") or "an administrator said so")[:WHY_MAX]
+    await service.desk.tell(lambda at: WorkerBarred(at, worker, why))
     return web.Response(status=204)
 
 

@@ -39,6 +39,7 @@ from offbeat.protocol.messages import (
     UpdateArrived,
     UpdateMixed,
     VersionPublished,
+    WorkerBarred,
     WorkerJoined,
     WorkerLeft,
     WorkerReadmitted,
@@ -80,7 +81,7 @@ class Row(NamedTuple):
 
 KINDS = (
     *("fleet_joined", "joined", "left", "returned", "requested", "request_ended", "heartbeat", "arrived", "mixed"),
-    *("published", "bad_update", "quarantined", "readmitted"),
+    *("published", "bad_update", "barred", "quarantined", "readmitted"),
     *("lost", "evaluated", "time_passed", "leased", "released", "decided", "busy", "unknown", "not_yours", "repeated"),
     "finished",
 )
@@ -112,6 +113,7 @@ _HEARTBEAT = _insert("heartbeat", "at task")
 _ARRIVED = _insert("arrived", "at task worker samples gradients finite")
 _DESCRIBED = _insert("arrived", "at task worker samples gradients finite distance detail")
 _BAD_UPDATE = _insert("bad_update", "at task worker detail")
+_BARRED = _insert("barred", "at worker detail")
 _READMITTED = _insert("readmitted", "at worker")
 _QUARANTINED = _insert("quarantined", "at worker detail")
 _MIXED = _insert("mixed", "at decision")
@@ -211,6 +213,7 @@ EVENTS: dict[type[Event], Callable[[Any], Entry]] = {
     FleetJoined: lambda event: (_FLEET_JOINED, (event.at, _detail(size=event.size, devices=event.devices))),
     WorkerJoined: _joined,
     BadUpdateArrived: _bad_update,
+    WorkerBarred: lambda event: (_BARRED, (event.at, event.worker, _detail(why=event.why))),
     WorkerReadmitted: lambda event: (_READMITTED, (event.at, event.worker)),
     LeaseReturned: lambda event: (_RETURNED, (event.at, event.worker, event.task)),
     WorkerLeft: lambda event: (_LEFT, (event.at, event.worker)),
@@ -284,6 +287,7 @@ READ_BACK: dict[str, Callable[[Any], Event]] = {
     "heartbeat": lambda row: HeartbeatArrived(row.at, row.task),
     "arrived": as_arrival,
     "bad_update": lambda row: BadUpdateArrived(row.at, row.worker, row.task, **json.loads(row.detail)),
+    "barred": lambda row: WorkerBarred(row.at, row.worker, **json.loads(row.detail)),
     "readmitted": lambda row: WorkerReadmitted(row.at, row.worker),
     "mixed": lambda row: UpdateMixed(row.at, row.decision),
     "published": lambda row: VersionPublished(row.at, row.t),
