@@ -669,7 +669,7 @@ def edited(data: bytes, changes: list[tuple[str, int, bytes]]) -> bytes:
 
 @given(changes=edits, number=st.sampled_from([None, 0, 7, 41, 2**31, 2**63, 2**64 - 1]))
 @settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_any_bytes_are_an_update_or_a_refusal(
     running: Running, changes: list[tuple[str, int, bytes]], number: int | None
@@ -689,9 +689,7 @@ def test_any_bytes_are_an_update_or_a_refusal(
 
 
 @given(changes=edits)
-@settings(
-    max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_are_a_request_or_a_refusal(running: Running, changes: list[tuple[str, int, bytes]]) -> None:
     worker = Worker(running, "fuzz")
     said = put(worker, worker.lease()["task"], VALID)
