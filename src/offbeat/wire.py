@@ -21,6 +21,7 @@ from offbeat.core.layout import ALIGNMENT, Array, Layout, Model, aligned
 from offbeat.errors import InvalidValue, LayoutMismatch
 
 LENGTH_BYTES = 8
+FLOAT_BYTES = 4
 HEADER_MAX = 16 << 20
 """Bytes of a header; a layout of ten thousand arrays needs one."""
 METADATA = "__metadata__"
@@ -165,8 +166,8 @@ def carried_of(header: Header, data: memoryview, layout: Layout) -> dict[str, Ar
 
 
 def is_flat(header: Header, layout: Layout) -> bool:
-    """Is the body the flat vector, as `body_of` writes it? Then it can be mapped instead of copied."""
-    return header.tensors == tensors_of(layout) and header.length % ALIGNMENT == 0
+    """Is the body the flat vector, in the order of `body_of`? Then it can be mapped instead of copied."""
+    return header.tensors == tensors_of(layout) and header.length % FLOAT_BYTES == 0
 
 
 def check_fit(header: Header, layout: Layout) -> None:
@@ -190,8 +191,8 @@ def mapped(path: Path, layout: Layout) -> Model:
     try:
         with path.open("rb") as file:
             view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # goes when nobody uses it any more
-    except (OSError, ValueError) as error:
-        raise BadPayload(f"{path} is missing, empty or cannot be read: {error}") from error
+    except (FileNotFoundError, ValueError) as error:
+        raise BadPayload(f"{path} is missing or empty: {error}") from error
     whole = memoryview(view)
     header = read_header(whole[: LENGTH_BYTES + HEADER_MAX])
     if not is_flat(header, layout) or len(whole) != header.size:

@@ -12,6 +12,11 @@ from offbeat.storage.json_file import read_json
 
 WHERE = "server.json"
 CALL_S = 30.0
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class NoAnswer(OffbeatError):
+    """There is no server there."""
 
 
 def is_url(source: str) -> bool:
@@ -30,6 +35,8 @@ def url_of(source: str) -> str:
 
 def call(url: str, method: str, path: str, token: str | None, ca: Path | None) -> Any:
     parts = urlsplit(url)
+    if token and parts.scheme == "http" and parts.hostname not in LOOPBACK:
+        raise InvalidValue(f"{url} would get the token in the clear; use https://")
     connection: http.client.HTTPConnection
     if parts.scheme == "https":
         context = ssl.create_default_context(cafile=ca)
@@ -42,7 +49,7 @@ def call(url: str, method: str, path: str, token: str | None, ca: Path | None) -
         response = connection.getresponse()
         body = response.read()
     except (OSError, http.client.HTTPException) as error:
-        raise OffbeatError(f"{url} does not answer: {error}; is the server running?") from error
+        raise NoAnswer(f"{url} does not answer: {error}; is the server running?") from error
     finally:
         connection.close()
     return _understood(response.status, dict(response.getheaders()), body)

@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from offbeat.cli.remote import WHERE, call, is_url, url_of
-from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.cli.remote import WHERE, NoAnswer, call, is_url, url_of
+from offbeat.errors import InvalidValue
 from offbeat.storage.json_file import plain
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.run_folder import LEDGER, SETTINGS, RunFolder
@@ -17,11 +17,11 @@ from offbeat.storage.run_folder import LEDGER, SETTINGS, RunFolder
 def status_of(source: str, token: str | None, ca: Path | None) -> dict[str, Any]:
     if is_url(source):
         return dict(call(source, "GET", "/v1/status", token, ca))
-    folder = RunFolder.open(Path(source))
-    if folder.state != "finished" or (Path(source) / WHERE).is_file():
+    RunFolder.open(Path(source))
+    if (Path(source) / WHERE).is_file():
         try:
             return dict(call(url_of(source), "GET", "/v1/status", token, ca))
-        except OffbeatError:
+        except NoAnswer:
             pass  # it was killed: its files tell
     return from_files(Path(source))
 

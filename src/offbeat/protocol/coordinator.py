@@ -43,6 +43,7 @@ from offbeat.protocol.messages import (
     ReleaseTask,
     RequestEnded,
     SendTask,
+    ServerRestarted,
     TaskRequested,
     TellFinished,
     TellQuarantined,
@@ -152,6 +153,8 @@ class Coordinator:
                 self._returned(event)
             case RequestEnded():
                 self.idle.discard(event.worker)
+            case ServerRestarted():
+                self._restarted()
             case BadUpdateArrived():
                 self._bad_arrived(event)
             case WorkerBarred():
@@ -304,6 +307,11 @@ class Coordinator:
         lease = self.leases.get(event.task)
         if lease and lease.worker == event.worker:
             self._release(lease)
+
+    def _restarted(self) -> None:
+        self.idle.clear()
+        for task in self.leases:
+            self.book.extend(task, self.at + self.plan.lease_s)
 
     def _bad_arrived(self, event: BadUpdateArrived) -> None:
         """It counts where a push would be judged, open lease or released; nobody can make it count for another."""

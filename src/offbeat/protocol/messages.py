@@ -120,6 +120,13 @@ class RequestEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerRestarted:
+    """Nobody waits any more, all connections being gone; and every open lease has its full time anew."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class HeartbeatArrived:
     at: float
     task: int
@@ -206,6 +213,7 @@ Event = (
     | LeaseReturned
     | TaskRequested
     | RequestEnded
+    | ServerRestarted
     | HeartbeatArrived
     | UpdateArrived
     | BadUpdateArrived

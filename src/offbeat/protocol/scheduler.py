@@ -113,6 +113,11 @@ class Idle:
         if self._ranked.pop(worker, None) and len(self._by_mass) > 2 * len(self._ranked) + PICKS_MAX:
             self._by_mass = sorted(self._ranked.values())
 
+    def clear(self) -> None:
+        """Nobody waits."""
+        for worker in self.workers():
+            self.discard(worker)
+
     def pick(self, available: Callable[[int], bool], mass: Mass = lambda _: 0.0) -> int | None:
         """A worker that waits and is available, taken out; None if none was found in a bounded number of tries.
 

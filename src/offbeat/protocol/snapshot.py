@@ -6,7 +6,7 @@ Rules kept here:
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any
 
@@ -23,8 +23,8 @@ State = dict[str, Any]
 COUNTERS = ("t", "t_decided", "sequence", "applied", "mixed", "gradients", "duplicates", "not_finite")
 
 
-def snapshot(c: Coordinator) -> State:
-    """All that the coordinator knows."""
+def snapshot(c: Coordinator, *, answers: bool = True) -> State:
+    """All that the coordinator knows; without its answers where a ledger has them, which are the most of it."""
     return {
         "format": FORMAT,
         "at": c.at,
@@ -35,7 +35,7 @@ def snapshot(c: Coordinator) -> State:
         "ending": c.ending,
         "finished": c.finished,
         "book": c.book.state(_from_lease),
-        "answers": [_from_answer(answer) for answer in c.answers.values()],
+        "answers": [_from_answer(answer) for answer in c.answers.values()] if answers else None,
         "idle": c.idle.state(),
         "contribution": c.contribution.state(),
         "evaluations": [(e.at, e.t, dict(e.metrics)) for e in c.evaluations],
@@ -51,8 +51,12 @@ def restored(
     *,
     seed: int = 0,
     available: Callable[[int, float], bool] = lambda _worker, _at: True,
+    decided: Iterable[Decision] = (),
 ) -> Coordinator:
-    """The coordinator that this state was taken of, given the same rule, plan, scheduler and seed."""
+    """The coordinator that this state was taken of, given the same rule, plan, scheduler and seed.
+
+    `decided` are the decisions until then, for a state without answers.
+    """
     if state.get("format") != FORMAT:
         raise InvalidValue(f"the state has format {state.get('format')!r}; this version of Offbeat reads {FORMAT}")
     c = Coordinator(rule, plan, scheduler, seed=seed, available=available)
@@ -63,7 +67,10 @@ def restored(
     c.conduct.restore(state["conduct"])
     c.ending, c.finished = state["ending"], state["finished"]
     c.book.restore(state["book"], _lease)
-    c.answers = OrderedDict((answer.task, answer) for answer in map(_answer, state["answers"]))
+    known = map(_again, decided) if state["answers"] is None else map(_answer, state["answers"])
+    c.answers = OrderedDict((answer.task, answer) for answer in known)
+    while len(c.answers) > plan.answers_kept:
+        c.answers.popitem(last=False)
     c.idle.restore(state["idle"])
     c.contribution.restore(state["contribution"])
     c.evaluations = [Evaluated(at, t, metrics) for at, t, metrics in state["evaluations"]]
@@ -97,6 +104,11 @@ def _from_answer(answer: AnswerPush) -> list[Any]:
         raise AssertionError("only decided tasks are remembered")
     facts = [d.sequence, d.at, d.t, d.staleness, d.samples, d.gradients]
     return [answer.worker, answer.outcome.value, _from_lease(d.lease), d.mix and list(d.mix), *facts]
+
+
+def _again(decision: Decision) -> AnswerPush:
+    lease = decision.lease
+    return AnswerPush(lease.worker, lease.task, decision.outcome, decision, repeated=True)
 
 
 def _answer(values: list[Any]) -> AnswerPush:

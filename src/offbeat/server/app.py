@@ -23,7 +23,6 @@ from offbeat.server.service import JSON_BYTES_MAX, PROTOCOL, SERVICE, TOKEN, Ser
 log = logging.getLogger("offbeat.server")
 logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # else whoever sends garbage fills the log
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-HEAD_LINE_MAX = 8190
 
 
 class Route(NamedTuple):

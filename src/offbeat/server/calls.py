@@ -106,10 +106,9 @@ async def _joined(service: Service, name: str, device: int | None, holding: int 
         device = sessions.device(name, service.devices)
     await _release_other(service, worker, holding)
     secret = new_secret(worker)
-    event = WorkerJoined(0.0, worker, device, name, digest_of(secret))
-    chosen = device
-    await service.desk.tell(lambda at: WorkerJoined(at, worker, chosen, name, event.session))
-    return secret, sessions.take(event)
+    facts = (worker, device, name, digest_of(secret))
+    await service.desk.tell(lambda at: WorkerJoined(at, *facts))
+    return secret, sessions.take(WorkerJoined(0.0, *facts))
 
 
 async def _release_other(service: Service, worker: int, holding: int | None) -> None:

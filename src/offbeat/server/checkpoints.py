@@ -35,7 +35,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, layout: Layout, disk: Disk) -> None:
         self.path, self.layout, self.disk = folder, layout, disk
-        folder.mkdir(exist_ok=True)
+        disk.make_folder(folder)
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Keep it; the state comes last, and without it the vectors are no checkpoint."""
@@ -81,12 +81,21 @@ class Checkpoints:
             except InvalidValue:
                 continue
 
+    def remove_after(self, mark: int) -> None:
+        """Newer ones are damaged: they must not be counted among those that are kept."""
+        for other in self.marks():
+            if other > mark:
+                self._remove(other)
+
+    def _remove(self, mark: int) -> None:
+        for name in ("json", "w", "x"):  # the state first: without it the vectors are no checkpoint
+            self.disk.remove(self._file(mark, name))
+
     def prune(self) -> int | None:
         """Remove all but the newest; answers the mark of the oldest that is kept, if there are two."""
         marks = self.marks()
         for mark in marks[KEPT:]:
-            for name in ("json", "w", "x"):  # the state first: without it the vectors are no checkpoint
-                self.disk.remove(self._file(mark, name))
+            self._remove(mark)
         return marks[KEPT - 1] if len(marks) >= KEPT else None
 
     def _file(self, mark: int, name: str) -> Path:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from offbeat.core.layout import Model
+from offbeat.errors import OffbeatError
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Command, Lease, LeaseReturned, RequestEnded, TaskRequested
 from offbeat.server.hub import Happened, Hub, Stuck
@@ -131,10 +132,11 @@ class Desk:
             if not future.done():
                 await self.tell(lambda at: RequestEnded(at, worker))  # a lease of just before comes before this answer
             news = future.result() if future.done() else None
-        except asyncio.CancelledError:
+        except BaseException:
             # Told at once, so that it comes before whatever this worker asks next.
-            ended = self.hub.tell(lambda at: RequestEnded(at, worker), must=True)
-            self._spawn(self._ended(worker, future, ended))
+            with suppress(OffbeatError):
+                ended = self.hub.tell(lambda at: RequestEnded(at, worker), must=True)
+                self._spawn(self._ended(worker, future, ended))
             raise
         self._forget(worker, future)
         return news

@@ -20,7 +20,7 @@ from typing import Any
 from offbeat import method
 from offbeat.core.layout import Layout, Model
 from offbeat.core.rules import Rule
-from offbeat.errors import InvalidValue
+from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.loading import identity
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
@@ -29,6 +29,7 @@ from offbeat.server.task_process import About, TaskProcess
 from offbeat.settings import Settings
 from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import read_json
+from offbeat.storage.ledger import Ledger
 from offbeat.storage.run_folder import LEDGER, RunFolder
 from offbeat.wire import mapped
 
@@ -69,6 +70,7 @@ def begin(path: Path, spec: str, settings: Settings, process: TaskProcess, x_0: 
     folder = RunFolder.begin(path, {"task": identity(spec), "served": True, **recorded}, reopen=True)
     try:
         if not list((path / "checkpoints").glob("*.json")):
+            _refuse_lost(path)
             _first(path, settings, process, x_0)
         else:
             _refuse_another(path, x_0)
@@ -96,6 +98,15 @@ def method_of(settings: Settings, about: About) -> Method:
         known = ", ".join(about.metrics)
         raise InvalidValue(f"target is {plan.target} but the task's metrics are {known}; the run would never end")
     return Method(rule, plan, method.scheduler_of(about, settings, rule, devices), devices)
+
+
+def _refuse_lost(path: Path) -> None:
+    """A run that has given out tasks has had a checkpoint: where it is gone, nothing is begun over it."""
+    if not (path / LEDGER).is_file():
+        return
+    with Ledger.open(path / LEDGER, read_only=True) as ledger:
+        if ledger.count("leased"):
+            raise OffbeatError(f"{path / 'checkpoints'} holds no checkpoint of this run; restore one from a copy")
 
 
 def _refuse_another(path: Path, x_0: Path | None) -> None:

@@ -101,6 +101,8 @@ class Hub:
         self.trouble: str | None = None
         """Why nothing can be decided at the moment, if so."""
         self._stop, self._ended = threading.Event(), threading.Event()
+        self._putting = threading.Lock()
+        """Held while something is put, so that nothing is put behind the end."""
         self._queue: SimpleQueue[Item] = SimpleQueue()
         self._wake = coordinator.wakes_at
         self._current: Sequence[Item] = ()
@@ -113,6 +115,10 @@ class Hub:
     def start(self) -> None:
         """Begin."""
         self._thread.start()
+
+    def hurry(self) -> None:
+        """The server is about to stop: do not wait for a disk that is full."""
+        self._stop.set()
 
     def stop(self) -> None:
         """Handle what was told, commit, and end."""
@@ -131,13 +137,14 @@ class Hub:
         return told.answer
 
     def _put(self, item: Item, *, must: bool = False) -> None:
-        if self.failure is not None:
-            raise OffbeatError(f"the server failed: {self.failure}") from self.failure
-        if self._ended.is_set():
-            raise OffbeatError("the server has stopped")
-        if self.trouble is not None and not must:
-            raise Stuck(self.trouble)
-        self._queue.put(item)
+        with self._putting:
+            if self.failure is not None:
+                raise OffbeatError(f"the server failed: {self.failure}") from self.failure
+            if self._ended.is_set():
+                raise OffbeatError("the server has stopped")
+            if self.trouble is not None and not must:
+                raise Stuck(self.trouble)
+            self._queue.put(item)
 
     def fail(self, error: BaseException) -> None:
         """Something else that the run cannot do without has failed."""
@@ -164,8 +171,10 @@ class Hub:
             self._refuse_all(error)
             self.effects.over(f"the server failed: {error}")
         finally:
-            self._ended.set()
-            self._refuse_queued(OffbeatError("the server has stopped"))
+            with self._putting:
+                self._ended.set()
+            self._current = ()
+            self._refuse_all(OffbeatError("the server has stopped"))
 
     def _turn(self) -> bool:
         """Handle what waits, commit once, then let it take effect. False when it is time to end."""
@@ -292,5 +301,5 @@ class Hub:
         self._refuse_waiting(error)
         self._refuse_queued(error)
         for item in self._late:
-            if isinstance(item, Told):
+            if isinstance(item, Told) and not item.answer.done():
                 item.answer.set_exception(error)

@@ -16,7 +16,7 @@ import signal
 import ssl
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from time import monotonic
@@ -26,7 +26,7 @@ from aiohttp import web
 
 from offbeat.core.layout import Model
 from offbeat.errors import OffbeatError
-from offbeat.protocol.messages import Evaluated, WorkerJoined
+from offbeat.protocol.messages import Evaluated, WorkerJoined, WorkerLeft
 from offbeat.server.access import TOKENS, TokenBook
 from offbeat.server.app import make_app
 from offbeat.server.certificates import server_context
@@ -37,7 +37,7 @@ from offbeat.server.guard import Guard
 from offbeat.server.pulls import READERS
 from offbeat.server.reports import Reports
 from offbeat.server.run import ServedRun
-from offbeat.server.service import JSON_BYTES_MAX, Service
+from offbeat.server.service import Service
 from offbeat.server.sessions import Session, Sessions
 from offbeat.server.settings import Door, ServerSettings
 from offbeat.server.task_process import TaskProcess
@@ -49,11 +49,17 @@ from offbeat.storage.rows import as_event
 from offbeat.storage.run_folder import FINAL, SUMMARY
 from offbeat.wire import body_of, header_of
 
+ANYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 (compared with, not bound to)
 HEARTBEAT_MAX_S = 30.0
 HEARTBEATS_PER_LEASE = 3
 GOODBYE_S = 10.0
 """With --exit-when-finished: how long workers have to hear that the run is finished."""
 CLOSE_S = 2.0
+RETRY_S = 5.0
+KEEP_ALIVE_S = 75.0
+"""How long a connection may be idle between two requests."""
+FILES_MIN = 256
+"""Open files that are not connections."""
 LINGER_S = 2.0
 """How long the rest of a body that is not wanted is waited for."""
 
@@ -119,13 +125,16 @@ class Server:
         )
 
     def _service(self, begun: Begun) -> Service:
-        joined = [event for row in self.run.ledger.rows("joined") if isinstance(event := as_event(row), WorkerJoined)]
+        kinds = ("joined", "left")
+        rows = sorted((row for kind in kinds for row in self.run.ledger.rows(kind)), key=lambda row: row.sequence)
+        events = map(as_event, rows)
+        history = [event for event in events if isinstance(event, WorkerJoined | WorkerLeft)]
         plan = begun.method.plan
         heartbeat_s = plan.lease_s / HEARTBEATS_PER_LEASE if isfinite(plan.lease_s) else HEARTBEAT_MAX_S
         return Service(
             run=self.run,
             desk=self.desk,
-            sessions=Sessions(joined),
+            sessions=Sessions(history),
             limits=self.order.limits,
             settings=self.order.settings,
             task=begun.about.identity,
@@ -153,10 +162,11 @@ class Server:
             shutdown_timeout=CLOSE_S,
             auto_decompress=False,
             lingering_time=LINGER_S,
+            keepalive_timeout=KEEP_ALIVE_S,
         )
         await self.runner.setup()
-        _raise_file_limit(self.order.limits.connections_max)
-        guard = Guard(self.runner, self.loop, self.order.limits)
+        most = _raise_file_limit(self.order.limits.connections_max)
+        guard = Guard(self.runner, self.loop, replace(self.order.limits, connections_max=most))
         self.listener = await guard.listen(self.tls)
         self.url = self._url(guard.port)
         where = {"url": self.url, "pid": os.getpid(), "run": self.begun.run_id}
@@ -190,6 +200,7 @@ class Server:
 
     def _url(self, port: int) -> str:
         host = self.order.limits.host
+        host = "localhost" if host in ANYWHERE else host  # which the certificate has, and this machine can reach
         shown = f"[{host}]" if ":" in host else host
         return f"{'https' if self.tls else 'http'}://{shown}:{port}"
 
@@ -236,7 +247,16 @@ class Server:
         if self.evaluator is not None:
             while not await self.loop.run_in_executor(None, self.evaluator.wait, 1.0):
                 pass
-        await self.service.off_loop(self._write_results)
+        while not self.stopped.is_set():
+            try:
+                await self.service.off_loop(self._write_results)
+                break
+            except (OSError, OffbeatError) as error:
+                self.service.trouble = f"the results cannot be written: {error}"
+                log.warning(self.service.trouble)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_S):
+                        await self.stopped.wait()
         log.info("finished: %s", self.run.coordinator.ending)
         if self.order.exit_when_finished:
             with suppress(TimeoutError):
@@ -282,6 +302,7 @@ class Server:
     async def close(self) -> None:
         """Stop cleanly: nobody waits, everything is on the disk, the folder is free."""
         self.listener.close()
+        self.run.hub.hurry()
         self.desk.stopping = True
         self.service.say_committed()  # whoever follows the events hears that they end
         await self.desk.stop()
@@ -342,10 +363,11 @@ def _access(door: Door) -> tuple[TokenBook | None, ssl.SSLContext | None]:
     return book, server_context(door.access)
 
 
-def _raise_file_limit(wanted: int) -> None:
-    """Every connection is an open file."""
+def _raise_file_limit(wanted: int) -> int:
+    """Every connection is an open file: allow as many as may be; how many connections that makes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted + JSON_BYTES_MAX // 1024 if hard == resource.RLIM_INFINITY else min(hard, wanted + 64)
+    most = wanted + FILES_MIN if hard == resource.RLIM_INFINITY else min(hard, wanted + FILES_MIN)
     if soft < most:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(1, min(wanted, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - FILES_MIN))

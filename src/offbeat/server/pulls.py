@@ -92,7 +92,7 @@ async def _send(request: web.Request, t: int, model: Model, headers: dict[str, s
         response.headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
     readers, transport = request.app[READERS], request.transport
     await response.prepare(request)
-    if request.method == "HEAD" or transport is None:
+    if transport is None:
         return response
     readers.add(t, transport)
     try:

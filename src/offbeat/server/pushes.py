@@ -14,6 +14,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
+from time import monotonic
 from typing import Any
 
 from aiohttp import web
@@ -29,6 +30,8 @@ from offbeat.server.updates import DiskFull, Upload, WrongDigest, WrongOffset
 from offbeat.wire import BadPayload
 
 PIECE = 1 << 20
+PIECE_STALLS = 10
+"""A piece that takes longer than so many times stall_s is no upload: one byte now and then would hold a place."""
 METRICS_MAX = 4000
 METRIC_NAME_MAX = 100
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -56,6 +59,7 @@ class Place:
 
     transport: asyncio.Transport | None = None
     """Of the newest that wants it."""
+    worker: int = -1
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     wanted: int = 0
     """How many have it or wait for it."""
@@ -79,9 +83,13 @@ class Uploads:
         """Is this very update there already?"""
         return head.offset == 0 and self.whole.get(head.task) == head.digest and service.run.updates.has(head.task)
 
-    async def take(self, task: int, transport: asyncio.Transport | None) -> None:
-        """The right to write this task's upload; whoever had it is cut off."""
+    async def take(self, task: int, worker: int, transport: asyncio.Transport | None) -> None:
+        """The right to write this task's upload; whoever had it, or another one of this worker's, is cut off."""
+        for other in self._of.values():
+            if other.worker == worker and other.transport is not None:
+                other.transport.abort()
         place = self._of.setdefault(task, Place())
+        place.worker = worker
         if place.transport is not None:
             place.transport.abort()
         place.transport = transport
@@ -126,7 +134,7 @@ async def push(request: web.Request) -> web.Response:
     uploads = request.app[UPLOADS]
     if head.task not in uploads and len(uploads) >= service.limits.uploads_max:
         raise Refusal("not_now", "too many uploads are under way", retry_after_s=service.settings.retry_after_s)
-    await uploads.take(head.task, request.transport)
+    await uploads.take(head.task, head.worker, request.transport)
     try:
         commands = await _early(service, head)  # another request may have brought it meanwhile
         if commands is None:
@@ -292,17 +300,19 @@ async def say_continue(request: web.Request) -> None:
 
 async def _written(request: web.Request, service: Service, upload: Upload) -> None:
     """Write what comes, in large pieces; what came before a cut is written too, so that it need not come again."""
-    waiting = bytearray()
+    waiting, stall_s = bytearray(), service.limits.stall_s
+    until = monotonic() + PIECE_STALLS * stall_s
     try:
         while not request.content.at_eof():
-            async with asyncio.timeout(service.limits.stall_s):
+            async with asyncio.timeout(min(stall_s, until - monotonic())):
                 waiting += await request.content.readany()
             if len(waiting) >= PIECE:
                 piece, waiting = waiting, bytearray()
                 await service.off_loop(upload.write, piece)
+                until = monotonic() + PIECE_STALLS * stall_s
     except TimeoutError:
         await _rest(service, upload, waiting)
-        raise Refusal("stalled", f"nothing came for {service.limits.stall_s:g} s") from None
+        raise Refusal("stalled", f"nothing, or too little, came for {stall_s:g} s") from None
     except (asyncio.CancelledError, ConnectionError, RequestPayloadError):
         await _rest(service, upload, waiting)
         raise
@@ -341,6 +351,9 @@ async def _judged(service: Service, head: Head, uploads: Uploads) -> list[Comman
         raise await _bad(service, head, error) from error
     except Stuck as error:
         raise Refusal("disk_full", str(error), retry_after_s=DISK_FULL_RETRY_S) from error
+    except OSError as error:  # it is there, and cannot be looked at just now: too many open files, say
+        message = f"the server cannot read it now: {error.strerror}"
+        raise Refusal("not_now", message, retry_after_s=DISK_FULL_RETRY_S) from error
 
 
 def _outcome(commands: list[Command]) -> Outcome:

@@ -144,10 +144,12 @@ def recover(
 ) -> Recovered:
     """The run as it stood when it was last on the disk, from the newest checkpoint that is whole."""
     for checkpoint in checkpoints.usable():
-        coordinator = restored(checkpoint.state, rule, plan, scheduler, seed=seed)
+        decided = (as_decision(row) for row in ledger.rows("decided") if row.sequence <= checkpoint.mark)
+        coordinator = restored(checkpoint.state, rule, plan, scheduler, seed=seed, decided=decided)
         mixer = mixer_of(checkpoint)
         redo = Redo(checkpoint, coordinator, mixer, updates, dropped)
         waiting = redo.through(ledger, drop_damaged=drop_damaged)
+        checkpoints.remove_after(checkpoint.mark)
         return Recovered(coordinator, mixer, waiting, redo.lost)
     raise OffbeatError(f"{checkpoints.path} holds no checkpoint that can be read; restore one from a copy")
 

@@ -42,7 +42,6 @@ KINDS: dict[str, Kind] = {
     "superseded": Kind(409, "Nothing: a newer request of the same worker has taken over."),
     "too_stale": Kind(409, "Drop the update and ask for a task."),
     "finished": Kind(409, "Drop the update; the run is over."),
-    "device_taken": Kind(409, "Join with another device number, or with none."),
     "gone": Kind(410, "Ask for a task again: it starts from the newest version."),
     "released": Kind(410, "Go on and push: a late update is still judged. Or stop, and ask for a task."),
     "revoked": Kind(410, "Stop; this update would be refused. Ask for a task."),

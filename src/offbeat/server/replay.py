@@ -17,7 +17,7 @@ from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.protocol.messages import Decision
 from offbeat.server.checkpoints import Checkpoint, Checkpoints
-from offbeat.server.run import layout_from
+from offbeat.server.run import EVERYTHING, layout_from
 from offbeat.server.updates import Updates
 from offbeat.server.versions import Versions
 from offbeat.storage.disk import Disk
@@ -25,8 +25,6 @@ from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import as_arrival, as_decision
 from offbeat.storage.run_folder import FINAL, LEDGER, RunFolder
 from offbeat.wire import BadPayload, mapped
-
-EVERYTHING = 1 << 62
 
 
 @dataclass

@@ -29,11 +29,10 @@ from offbeat.protocol.messages import (
     AnswerPush,
     Command,
     Decision,
-    HeartbeatArrived,
     Lease,
     MixUpdate,
     Outcome,
-    RequestEnded,
+    ServerRestarted,
     TimePassed,
     UpdateArrived,
 )
@@ -160,24 +159,22 @@ class ServedRun:
             drop_damaged=drop_damaged,
         )
         self.coordinator, self.mixer = found.coordinator, found.mixer
+        self._stood = (self.mixer.w, self.mixer.x)
         self.updates.tidy({d.lease.task for d in decisions_of(self.ledger, self.updates.tasks())})
         self.versions.add(self.coordinator.t, self.mixer.x)
         self.clock = clock_of(self.coordinator.at)
         self.hub = Hub(self.coordinator, self.ledger, self.clock, self)
         for decision in found.lost:
             self.ledger.record_lost(self.clock.now(), decision.lease.task, decision.sequence)
+        self.ledger.flush()
         self._waiting = found.waiting
 
     def start(self) -> None:
         """Let time go on: who waited before the restart is gone, and every open lease has its time anew."""
-        c = self.coordinator
         self.mixer.start()
+        self.hub.tell(ServerRestarted, must=True)
         for order in self._waiting:
             self.mixer.put(order)
-        for worker in c.idle.workers():
-            self.hub.tell(lambda at, worker=worker: RequestEnded(at, worker))  # type: ignore[misc]
-        for task in list(c.leases):
-            self.hub.tell(lambda at, task=task: HeartbeatArrived(at, task))  # type: ignore[misc]
         self.hub.start()
 
     def stop(self) -> None:
@@ -187,7 +184,7 @@ class ServedRun:
         self.hub.stop()
         if self._writer is not None:
             self._writer.join()
-        if self.hub.failure is None:
+        if self.hub.failure is None and not self._between_versions():
             with suppress(OSError):  # without it, a restart redoes a little more
                 self.checkpoints.write(self._checkpoint())
                 self.checkpoints.prune()
@@ -297,48 +294,55 @@ class ServedRun:
                 return True
 
     def published(self, mixed: Mixed) -> None:
-        """A pass is in the ledger: time for a checkpoint?"""
-        c = self.coordinator
+        """A pass is in the ledger."""
+        self._stood = (mixed.w, mixed.x)
         if mixed.t is not None:
             self.desk.published(mixed.t)
-        crowded = self.updates.bytes() - self._bytes >= self.updates.bytes_max // ROOM
-        due = c.t - self._checkpointed >= self._every or crowded
-        if due and (not c.scheduler.group or c.t == c.t_decided):
-            self._checkpoint_aside(mixed.w, mixed.x)
 
     def turned(self, events: int) -> None:
-        """So many events are in the ledger: a fleet that only asks, or finds no room, needs a checkpoint, too."""
+        """All that happened so far is in the ledger, and has taken effect: time for a checkpoint?"""
         self._rows += events
         c = self.coordinator
-        due = self._rows >= CHECKPOINT_ROWS or self.updates.short  # whoever finds no room asks again, and turns the hub
-        if not due or self._checkpointing.is_set() or c.queued or c.t != c.t_decided:
+        if not self._due() or self._checkpointing.is_set() or self._between_versions():
             return
         if self.ledger.mark() == self._marked:  # another checkpoint of the same moment would not be another one
             self.hub.tell(TimePassed, must=True)
         else:
-            self._checkpoint_aside(self.mixer.w, self.mixer.x)
+            self._checkpoint_aside(c.t)
 
-    def _checkpoint_aside(self, w: Model, x: Model) -> None:
-        if self._checkpointing.is_set():
-            return
+    def _due(self) -> bool:
+        """After so many versions, or events (a fleet may only ask), or where updates need the room of others."""
+        c = self.coordinator
+        crowded = self.updates.bytes() - self._bytes >= self.updates.bytes_max // ROOM and c.t > self._checkpointed
+        many = c.t - self._checkpointed >= self._every or self._rows >= CHECKPOINT_ROWS
+        return many or crowded or self.updates.short
+
+    def _between_versions(self) -> bool:
+        """Is a group decided on and not published? That it will be is in no checkpoint."""
+        c = self.coordinator
+        return bool(c.scheduler.group) and c.t != c.t_decided
+
+    def _checkpoint_aside(self, t: int) -> None:
         self._checkpointing.set()
         self.updates.short = False
-        self._checkpointed, self._rows, self._bytes = self.coordinator.t, 0, self.updates.bytes()
-        self._marked = self.ledger.mark()
-        checkpoint = Checkpoint(self._marked, snapshot(self.coordinator), w, x)
+        self._checkpointed, self._rows, self._bytes = t, 0, self.updates.bytes()
+        checkpoint = self._checkpoint()
+        self._marked = checkpoint.mark
         self._writer = threading.Thread(target=self._written, args=(checkpoint,), name="checkpoint", daemon=True)
         self._writer.start()
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def _checkpoint(self) -> Checkpoint:
-        return Checkpoint(self.ledger.mark(), snapshot(self.coordinator), self.mixer.w, self.mixer.x)
+        """The state, and the vectors that belong to it: those of the last pass that the coordinator knows of."""
+        return Checkpoint(self.ledger.mark(), snapshot(self.coordinator, answers=False), *self._stood)
 
     def _written(self, checkpoint: Checkpoint) -> None:
         try:
             self._write(checkpoint)
         except Exception as error:  # the one before it is still good
-            log.warning("a checkpoint cannot be written now: %s", error, exc_info=not isinstance(error, OSError))
+            if not self._stopping.is_set():
+                log.warning("a checkpoint cannot be written now: %s", error, exc_info=not isinstance(error, OSError))
         finally:
             self._checkpointing.clear()
 
@@ -354,14 +358,13 @@ class ServedRun:
         newest, leased = self.hub.ask(lambda c: (c.t, {lease.tau for lease in c.leases.values()})).result()
         pinned = self.versions.pins()
         with Ledger.open(self.ledger.path, read_only=True) as ledger:  # after leases and pins: what was judged is here
-            there = decisions_of(ledger, self.updates.tasks())
+            waiting = ledger.latest_applied(state["applied"] - state["mixed"], state["sequence"])
             since = [d for d in map(as_decision, ledger.rows("decided", after=oldest)) if d.mix is not None]
-        known = sorted((d for d in there if d.sequence <= state["sequence"]), key=lambda d: d.sequence)
-        queued = state["applied"] - state["mixed"]
-        mixed, waiting = known[: len(known) - queued], known[len(known) - queued :]
-        if not self.keep_updates:
-            self.updates.remove({d.lease.task for d in mixed})
-            self._bytes = min(self._bytes, self.updates.bytes())
+            if not self.keep_updates:
+                needed = {d.lease.task for d in (*waiting, *since)}
+                there = decisions_of(ledger, self.updates.tasks() - needed)
+                self.updates.remove({d.lease.task for d in there if d.sequence <= state["sequence"]})
+        self._bytes = min(self._bytes, self.updates.bytes())
         self.versions.prune({*leased, *pinned, *(d.lease.tau for d in (*waiting, *since))}, newest)
         while self.hub.ask(lambda _: self.ledger.forget_chatter(oldest)).result():
             pass

@@ -131,8 +131,11 @@ async def json_of(request: web.Request, known: Mapping[str, tuple[type, ...]]) -
     if request.can_read_body and request.content_type != "application/json":
         raise Refusal("media_type", f"the body is {request.content_type}, not application/json")
     try:
-        text = await request.read()
+        async with asyncio.timeout(service_of(request).limits.head_s):
+            text = await request.read()
         body = json.loads(text, object_pairs_hook=once) if text else {}
+    except TimeoutError as error:
+        raise Refusal("stalled", "the body did not come in time") from error
     except (ValueError, RecursionError) as error:
         raise Refusal("bad_request", f"the body is not JSON: {str(error)[:100]}") from error
     if not isinstance(body, dict):

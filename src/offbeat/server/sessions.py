@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
-from offbeat.protocol.messages import WorkerJoined
+from offbeat.protocol.messages import WorkerJoined, WorkerLeft
 
 SECRET_BYTES = 24
 
@@ -38,14 +38,18 @@ class Session:
 class Sessions:
     """All workers that ever joined a run."""
 
-    def __init__(self, joined: Iterable[WorkerJoined] = ()) -> None:
+    def __init__(self, history: Iterable[WorkerJoined | WorkerLeft] = ()) -> None:
         self._of: dict[int, Session] = {}
         self._number: dict[str, int] = {}
+        self._next = 0
         self._on: Counter[int] = Counter()
         self._free = 0
         """No device below this one is free."""
-        for event in joined:
-            self.take(event)
+        for event in history:
+            if isinstance(event, WorkerJoined):
+                self.take(event)
+            else:
+                self.left(event.worker)
 
     def __len__(self) -> int:
         return len(self._of)
@@ -57,15 +61,18 @@ class Sessions:
     def known(self, name: str) -> Session | None:
         """The worker of this name."""
         number = self._number.get(name)
-        return None if number is None else self._of[number]
+        return None if number is None else self._of.get(number)
 
     def of(self, worker: int) -> Session | None:
         """The worker of this number."""
         return self._of.get(worker)
 
     def number(self, name: str) -> int:
-        """The number of this name, or the next one."""
-        return self._number.get(name, len(self._of))
+        """The number of this name, or the next one, which is its own from now on, whatever becomes of its joining."""
+        if name not in self._number:
+            self._number[name] = self._next
+            self._next += 1
+        return self._number[name]
 
     def device(self, name: str, devices: int) -> int:
         """A device for a worker that has no word in it: its own of before, else one that nobody has."""
@@ -86,12 +93,14 @@ class Sessions:
             self._free = min(self._free, before.device)
         session = Session(event.worker, event.name, event.device, event.session)
         self._of[event.worker], self._number[event.name] = session, event.worker
+        self._next = max(self._next, event.worker + 1)
         self._on[event.device] += 1
         return session
 
     def left(self, worker: int) -> None:
         """Its secret is worth nothing any more."""
-        self._of[worker].digest = ""
+        if worker in self._of:
+            self._of[worker].digest = ""
 
     def check(self, worker: int, secret: str) -> Session | None:
         """The session, if the secret is its own."""

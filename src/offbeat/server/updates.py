@@ -81,7 +81,7 @@ class Updates:
         self.size = sum(t.end - t.begin for t in tensors_of(layout)) + len(header_of(layout))
         self.size_max = self.size + HEADER_SLACK
         """Bytes of one update; other writers may need a longer header than we do."""
-        folder.mkdir(exist_ok=True)
+        disk.make_folder(folder)
         self._lock = threading.Lock()
         self._sizes = {int(f.stem): f.stat().st_size for f in folder.glob(f"*{WHOLE}") if f.stem.isdecimal()}
         self._coming: dict[int, int] = {}

@@ -43,7 +43,7 @@ class Versions:
         """Versions that are being read, and by how many."""
         self._pinned: Counter[int] = Counter()
         if on_disk:
-            folder.mkdir(exist_ok=True)
+            disk.make_folder(folder)
 
     def add(self, t: int, x: Model) -> None:
         """A version that can be read from now on."""

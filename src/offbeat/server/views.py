@@ -38,7 +38,7 @@ async def status_of(service: Service) -> dict[str, Any]:
         "devices": service.devices,
         "workers": sum(1 for session in service.sessions.all() if session.digest),
         "waiting": len(service.desk),
-        "disk_bytes": run.disk_bytes(),
+        "disk_bytes": await service.off_loop(run.disk_bytes),
         "disk_bytes_max": service.limits.updates_bytes_max,
         "trouble": run.hub.trouble or service.trouble,
         "version": VERSION,

@@ -16,9 +16,9 @@ def aside(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f"{path.name}.{os.getpid()}{SUFFIX}")
     try:
         yield temporary
-        _sync(temporary)
+        sync(temporary)
         temporary.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise cannot_write(path, error) from error
     finally:
@@ -37,7 +37,8 @@ def is_leftover(name: str, of: str) -> bool:
     return name.startswith(f"{of}.") and name.endswith(SUFFIX)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -74,6 +74,12 @@ class Disk:
         path.unlink(missing_ok=True)
         self.removed(path)
 
+    def make_folder(self, path: Path) -> None:
+        """A folder whose name is on the disk; one that is there stays."""
+        if not path.is_dir():
+            path.mkdir()
+            self.sync_folder(path.parent)
+
     def sync_folder(self, path: Path) -> None:
         """Bring names to the disk."""
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -163,6 +163,12 @@ class Ledger:
         count, total, largest = self._select(query)[0]
         return count, total or 0, largest or 0
 
+    def latest_applied(self, count: int, until: int) -> list[Decision]:
+        """The last so many decisions up to this number that were applied."""
+        where = "kind = 'decided' AND keep IS NOT NULL AND decision <= ?"
+        query = f"SELECT * FROM events WHERE {where} ORDER BY decision DESC LIMIT ?"  # noqa: S608 (text of this file)
+        return [as_decision(read(row)) for row in reversed(self._select(query, (until, count)))]
+
     def close(self) -> None:
         """Flush and close; a second time does nothing."""
         try:

@@ -34,6 +34,7 @@ from offbeat.protocol.messages import (
     ReleaseTask,
     RequestEnded,
     SendTask,
+    ServerRestarted,
     TaskRequested,
     TimePassed,
     UpdateArrived,
@@ -81,7 +82,7 @@ class Row(NamedTuple):
 
 KINDS = (
     *("fleet_joined", "joined", "left", "returned", "requested", "request_ended", "heartbeat", "arrived", "mixed"),
-    *("published", "bad_update", "barred", "quarantined", "readmitted"),
+    *("published", "restarted", "bad_update", "barred", "quarantined", "readmitted"),
     *("lost", "evaluated", "time_passed", "leased", "released", "decided", "busy", "unknown", "not_yours", "repeated"),
     "finished",
 )
@@ -113,6 +114,7 @@ _HEARTBEAT = _insert("heartbeat", "at task")
 _ARRIVED = _insert("arrived", "at task worker samples gradients finite")
 _DESCRIBED = _insert("arrived", "at task worker samples gradients finite distance detail")
 _BAD_UPDATE = _insert("bad_update", "at task worker detail")
+_RESTARTED = _insert("restarted", "at")
 _BARRED = _insert("barred", "at worker detail")
 _READMITTED = _insert("readmitted", "at worker")
 _QUARANTINED = _insert("quarantined", "at worker detail")
@@ -213,6 +215,7 @@ EVENTS: dict[type[Event], Callable[[Any], Entry]] = {
     FleetJoined: lambda event: (_FLEET_JOINED, (event.at, _detail(size=event.size, devices=event.devices))),
     WorkerJoined: _joined,
     BadUpdateArrived: _bad_update,
+    ServerRestarted: lambda event: (_RESTARTED, (event.at,)),
     WorkerBarred: lambda event: (_BARRED, (event.at, event.worker, _detail(why=event.why))),
     WorkerReadmitted: lambda event: (_READMITTED, (event.at, event.worker)),
     LeaseReturned: lambda event: (_RETURNED, (event.at, event.worker, event.task)),
@@ -287,6 +290,7 @@ READ_BACK: dict[str, Callable[[Any], Event]] = {
     "heartbeat": lambda row: HeartbeatArrived(row.at, row.task),
     "arrived": as_arrival,
     "bad_update": lambda row: BadUpdateArrived(row.at, row.worker, row.task, **json.loads(row.detail)),
+    "restarted": lambda row: ServerRestarted(row.at),
     "barred": lambda row: WorkerBarred(row.at, row.worker, **json.loads(row.detail)),
     "readmitted": lambda row: WorkerReadmitted(row.at, row.worker),
     "mixed": lambda row: UpdateMixed(row.at, row.decision),

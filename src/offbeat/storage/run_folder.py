@@ -21,7 +21,7 @@ from typing import Any, Literal, Self
 
 from offbeat.core.layout import Layout, Model
 from offbeat.errors import InvalidValue
-from offbeat.storage.aside import cannot_write, is_leftover
+from offbeat.storage.aside import cannot_write, is_leftover, sync
 from offbeat.storage.json_file import plain, read_json, write_json
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.lock import Lock, is_held
@@ -56,6 +56,7 @@ class RunFolder:
             _resumable(path, wanted, reopen=reopen)
             for folder in reversed(missing):
                 folder.mkdir(exist_ok=True)
+                sync(folder.parent)
             lock = Lock.take(path / LOCK)
             return cls(path, wanted, lock=lock, resumed=_prepared(path, wanted, lock, reopen=reopen))
         except BaseException as error:
