@@ -78,6 +78,8 @@ class Order:
     x_0: Path | None = None
     drop_damaged: bool = False
     exit_when_finished: bool = False
+    extend: Callable[["Server"], None] = lambda _server: None
+    """Adds to the application before it opens: the page, say, which is a layer above."""
 
 
 class Server:
@@ -154,6 +156,7 @@ class Server:
         self._wire()
         self.run.start()
         self.app = make_app(self.service)
+        self.order.extend(self)
         self.runner = web.AppRunner(
             self.app,
             handle_signals=False,
