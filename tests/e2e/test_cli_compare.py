@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -219,4 +220,6 @@ def test_whoever_insists_need_not_wait_for_a_training_that_hangs(tmp_path: Path)
             except subprocess.TimeoutExpired:
                 continue
         assert process.returncode != 0
-    assert not any(is_alive(child) for child in children)
+    until = time.monotonic() + 30
+    while any(is_alive(child) for child in children):  # killed, and gone as soon as the system gets to it
+        assert time.monotonic() < until
