@@ -13,6 +13,7 @@ import click
 from offbeat.cli.access import init, token
 from offbeat.cli.look import export, readmit, runs, status, verify
 from offbeat.cli.options import FILE, FOLDER, JSON, flags_of, settings_of, settings_options
+from offbeat.cli.report import report
 from offbeat.cli.work import work
 from offbeat.errors import OffbeatError
 
@@ -156,5 +157,5 @@ def reproduce(
     run(target, scale=scale, as_=as_, folder=folder, work=work, processes=processes, as_json=as_json)
 
 
-for command in (status, runs, verify, export, readmit, init, token, work):
+for command in (status, runs, report, verify, export, readmit, init, token, work):
     main.add_command(command)

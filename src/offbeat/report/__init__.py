@@ -1,0 +1,138 @@
+"""Owns reports: what a run, or several, came to, as one HTML file that opens offline and mails well.
+
+Rules kept here:
+- The file is written whole or not at all.
+- Pictures are an extra: without matplotlib one line says what to install, before anything is read.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
+from offbeat.report.curves import Curve
+from offbeat.report.facts import Facts, read_run, runs_under
+from offbeat.report.words import clean
+from offbeat.storage.aside import aside
+from offbeat.storage.run_folder import SETTINGS
+
+if TYPE_CHECKING:
+    from offbeat.report.comparison import Measured, Unreadable
+    from offbeat.sim.curve import Point
+
+__all__ = ["REPORT", "curve_run", "report", "report_curves"]
+
+REPORT = "report.html"
+SEED_FOLDER = "seed-"
+"""How comparisons call the folder of a run in that of its method."""
+
+Tell = Callable[[float, int], None]
+
+
+def report(
+    folder: Path | str,
+    out: Path | str | None = None,
+    *,
+    trouble: str | None = None,
+    tell: Tell = lambda *_: None,
+    now: datetime | None = None,
+) -> Path:
+    """Write the report of a run, or of all runs under a folder; answers where.
+
+    `trouble` is what a run's server says is wrong with it; `tell` hears how many runs were read, of all.
+    """
+    folder = Path(folder)
+    out, at = Path(out or folder / REPORT), now or datetime.now().astimezone()
+    _pictures()
+    if (folder / SETTINGS).is_file():
+        tell(0, 1)
+        page = _run_page(folder, at, trouble)
+    else:
+        runs, unreadable = _read_all(folder, tell)
+        page = _comparison_page(folder.resolve().name, runs, at, unreadable)
+    return _written(out, page)
+
+
+def report_curves(out: Path | str, title: str, runs: Sequence["Measured"], *, now: datetime | None = None) -> Path:
+    """Write a comparison of runs of which only curves and results are left; `curve_run` makes each of them."""
+    _pictures()
+    if not runs:
+        raise InvalidValue(f"there is no run to report on in {title!r}")
+    return _written(Path(out), _comparison_page(title, runs, now or datetime.now().astimezone()))
+
+
+def curve_run(
+    label: str, settings: Mapping[str, Any], points: Sequence["Point"], results: Mapping[str, float | None]
+) -> "Measured":
+    """A run of `report_curves`: its method's label, settings (with `task` and `seed`), points, and results by name."""
+    from offbeat.report.comparison import Measured
+
+    return Measured(label, settings, Curve.of(points), results)
+
+
+# --- pieces ----------------------------------------------------------------------------------------------------------
+
+
+def _pictures() -> None:
+    try:
+        import_module("offbeat.report.pictures")
+    except ModuleNotFoundError as error:
+        raise MissingExtra(str(error.name), "plots") from error
+
+
+def _run_page(folder: Path, at: datetime, trouble: str | None) -> str:
+    from offbeat.report.run_page import run_page
+
+    return run_page(read_run(folder), at, trouble)
+
+
+def _comparison_page(
+    title: str, runs: Sequence["Measured"], at: datetime, unreadable: Sequence["Unreadable"] = ()
+) -> str:
+    from offbeat.report.comparison import comparison_page
+
+    return comparison_page(title, runs, at, unreadable)
+
+
+def _written(out: Path, page: str) -> Path:
+    with aside(out) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+    return out
+
+
+def _read_all(folder: Path, tell: Tell) -> tuple[list["Measured"], list["Unreadable"]]:
+    from offbeat.report.comparison import Unreadable
+
+    paths = runs_under(folder)
+    runs, unreadable = [], []
+    for done, path in enumerate(paths):
+        tell(done, len(paths))
+        try:
+            runs.append(_measured(folder, read_run(path)))
+        except OffbeatError as error:
+            unreadable.append(Unreadable(str(path.relative_to(folder)), str(error)))
+    if not runs:
+        why = f": {clean(unreadable[0].why)}" if unreadable else "; give the --dir of a run or of a comparison"
+        raise InvalidValue(f"there is no run to report on under {folder}{why}")
+    return runs, unreadable
+
+
+def _measured(folder: Path, facts: Facts) -> "Measured":
+    """What a comparison needs of a run; its ledger's sums are let go."""
+    from offbeat.report.comparison import Measured
+    from offbeat.report.wrong import count_wrong
+
+    name = facts.folder.relative_to(folder)
+    label = name.parent if name.name.startswith(SEED_FOLDER) and name.parent.name else name
+    mixing = facts.mixing
+    results = {
+        "t": facts.t,
+        "applied": mixing.applied,
+        "refused": mixing.refused,
+        "gradients": mixing.gradients,
+        "staleness_mean": mixing.staleness_mean,
+    }
+    wrong = count_wrong(facts)
+    return Measured(str(label), facts.settings, facts.curve, results, facts.state, wrong, str(name))
