@@ -42,13 +42,14 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def test_the_status_says_where_the_run_stands(running: Running) -> None:
+    until(lambda: running.status()["metrics_t"] == 3)
     status = running.status()
     told = {name: status[name] for name in ("t", "epochs", "applied", "rejected", "in_flight", "queued", "workers")}
     assert told == {"t": 3, "epochs": 50, "applied": 3, "rejected": 1, "in_flight": 1, "queued": 0, "workers": 2}
     assert (status["finished"], status["reason"], status["trouble"]) == (False, None, None)
     assert (status["duplicates"], status["quarantined"], status["waiting"], status["devices"]) == (0, 0, 0, 8)
     assert status["gradients"] == 6
-    assert (status["staleness_mean"], status["staleness_largest"]) == (0.0, 0)
+    assert 0 <= status["staleness_mean"] <= status["staleness_largest"] <= 2  # 0, unless mixing took a while
     assert status["metrics"]["size"] == pytest.approx(float(np.abs(np.frombuffer(running.x, np.float32)[:6]).sum()))
     assert 0 < status["disk_bytes"] < status["disk_bytes_max"]
     assert status["task"].startswith("line.py")

@@ -1,6 +1,7 @@
 """Owns what can be looked at: status, workers, events, health, metrics, and the API document."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from importlib import resources
@@ -195,6 +196,8 @@ async def _follow(
 def _event(row: Row) -> bytes:
     facts = {name: value for name, value in row._asdict().items() if value is not None and name != "sequence"}
     facts = {name: number(value) if isinstance(value, float) else value for name, value in facts.items()}
+    if row.kind == "joined" and row.detail:  # the digest of a secret is nobody's business
+        facts["detail"] = json.dumps({"name": json.loads(row.detail).get("name")})
     return f"id: {row.sequence}\nevent: {row.kind}\ndata: {answer(facts).text}\n\n".encode()
 
 
