@@ -114,13 +114,18 @@ def test_failed_runs_are_one_line(tmp_path: Path) -> None:
 # --- stopping --------------------------------------------------------------------------------------------------------
 
 
+def _hear_ctrl_c() -> None:
+    """Whoever starts the tests in the background may be deaf to it, and what they start would be, too."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @contextmanager
 def started(folder: Path, processes: int) -> Iterator["subprocess.Popen[str]"]:
     """A comparison in a group of its own, which is ended when this takes too long."""
     arguments = ["compare", str(folder / "spec.toml"), "--dir", str(folder / "out"), "--processes", str(processes)]
     command = [sys.executable, "-m", "offbeat", *arguments]
-    pipe: Any = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+    options: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, **options, preexec_fn=_hear_ctrl_c) as process:
         watchdog = Timer(PATIENCE_S, os.killpg, (process.pid, signal.SIGKILL))
         watchdog.start()
         try:
