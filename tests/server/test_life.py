@@ -186,3 +186,12 @@ def test_where_the_server_has_no_data_the_workers_measure(tmp_path: Path) -> Non
     assert [t for t, _, _ in found] == [1, 3, 5, 7, 8], "two epochs each, under the newer one's number"
     assert [mean for _, mean, _ in found] == pytest.approx([0.05, 0.25, 0.45, 0.65, 0.8])
     assert sum(reports for _, _, reports in found) == 9
+
+
+def test_a_page_of_another_site_cannot_step_in(tmp_path: Path) -> None:
+    with serving(tmp_path) as running:
+        Worker(running)
+        for call in ("quarantine", "readmit"):
+            path, elsewhere = f"/v1/workers/0/{call}", {"Origin": "https://elsewhere.example"}
+            assert running.call("POST", path, headers=elsewhere).status == 403
+            assert running.call("POST", path).status == 204

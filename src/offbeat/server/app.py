@@ -107,6 +107,9 @@ async def admitting(request: web.Request, handler: Handler) -> web.StreamRespons
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise Refusal("media_type", "a body must not be compressed")
     right, book = _RIGHT_OF.get(request.match_info.handler), service_of(request).tokens
+    origin = request.headers.get("Origin")
+    if right is Right.MANAGE and origin is not None and origin.partition("://")[2] != request.host:
+        raise Refusal("not_allowed", "a page of another site may not do this")
     if right is not None and book is not None:
         token = bearer(request.headers.get("Authorization"))
         if token is None:
