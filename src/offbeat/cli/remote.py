@@ -8,11 +8,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.server.settings import LOOPBACK
 from offbeat.storage.json_file import read_json
 
 WHERE = "server.json"
 CALL_S = 30.0
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class NoAnswer(OffbeatError):

@@ -99,9 +99,9 @@ def _name(request: web.Request, body: dict[str, Any]) -> str:
 
 async def _joined(service: Service, name: str, device: int | None, holding: int | None) -> tuple[str, Session]:
     sessions = service.sessions
-    worker = sessions.number(name)
     if sessions.known(name) is None and len(sessions) >= service.limits.workers_max:
         raise Refusal("not_now", f"workers_max is {service.limits.workers_max}, and they have joined", retry_after_s=60)
+    worker = sessions.number(name)
     if device is None:
         device = sessions.device(name, service.devices)
     await _release_other(service, worker, holding)

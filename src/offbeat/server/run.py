@@ -108,12 +108,11 @@ class ServedRun:
                 f"updates_bytes_max is {updates_bytes_max}, but {ROOM} updates of this model take "
                 f"{ROOM * self.updates.size} bytes; give it more room"
             )
-        needs_base = rule.needs_base or (plan.gate is not None and plan.gate.needs_base)
         self.versions = Versions(
             folder / "versions",
             self.layout,
             self.disk,
-            on_disk=needs_base or rule.needs_distance or plan.gate is not None,
+            on_disk=rule.needs_base or rule.needs_distance or plan.gate is not None,
             bytes_max=versions_bytes_max,
         )
         self.checkpoints = Checkpoints(folder / "checkpoints", self.layout, self.disk)
@@ -302,13 +301,12 @@ class ServedRun:
     def turned(self, events: int) -> None:
         """All that happened so far is in the ledger, and has taken effect: time for a checkpoint?"""
         self._rows += events
-        c = self.coordinator
         if not self._due() or self._checkpointing.is_set() or self._between_versions():
             return
         if self.ledger.mark() == self._marked:  # another checkpoint of the same moment would not be another one
             self.hub.tell(TimePassed, must=True)
         else:
-            self._checkpoint_aside(c.t)
+            self._checkpoint_aside()
 
     def _due(self) -> bool:
         """After so many versions, or events (a fleet may only ask), or where updates need the room of others."""
@@ -322,10 +320,10 @@ class ServedRun:
         c = self.coordinator
         return bool(c.scheduler.group) and c.t != c.t_decided
 
-    def _checkpoint_aside(self, t: int) -> None:
+    def _checkpoint_aside(self) -> None:
         self._checkpointing.set()
         self.updates.short = False
-        self._checkpointed, self._rows, self._bytes = t, 0, self.updates.bytes()
+        self._checkpointed, self._rows, self._bytes = self.coordinator.t, 0, self.updates.bytes()
         checkpoint = self._checkpoint()
         self._marked = checkpoint.mark
         self._writer = threading.Thread(target=self._written, args=(checkpoint,), name="checkpoint", daemon=True)
