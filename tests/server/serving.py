@@ -147,6 +147,7 @@ def serving(
     task: str = TASK,
     door: Door | None = None,
     drop_damaged: bool = False,
+    log_events: str | None = None,
 ) -> Iterator[Running]:
     """A server of a task whose text is given; the run is in folder/run, and a second time it goes on."""
     file = folder / "line.py"
@@ -159,6 +160,7 @@ def serving(
         ServerSettings(**{"port": 0, **(limits or {})}),
         door or Door(),
         drop_damaged=drop_damaged,
+        log_events=log_events,
     )
     loop = asyncio.new_event_loop()
     try:

@@ -14,6 +14,8 @@ from offbeat.cli.access import init, token
 from offbeat.cli.look import export, readmit, runs, status, verify
 from offbeat.cli.options import FILE, FOLDER, JSON, flags_of, settings_of, settings_options
 from offbeat.cli.report import report
+from offbeat.cli.track import TRACK, track
+from offbeat.cli.ui import ui
 from offbeat.cli.work import work
 from offbeat.errors import OffbeatError
 
@@ -67,13 +69,16 @@ def race(folder: Path, devices: int, in_flight_max: int, virtual_s: float, seed:
 @main.command()
 @click.argument("task")
 @click.option("--dir", "folder", type=FOLDER, help="Keep the run here; an interrupted one goes on.")
+@TRACK
 @JSON
 @settings_options
-def simulate(task: str, folder: Path | None, as_json: bool, settings_file: Path | None, **flags: Any) -> None:
+def simulate(
+    task: str, folder: Path | None, track: tuple[str, ...], as_json: bool, settings_file: Path | None, **flags: Any
+) -> None:
     """Simulate TASK under a virtual clock: digits, cifar10, wikitext2, or path.py[:name]."""
     from offbeat.cli.simulate import simulate as run
 
-    run(task, settings_of(settings_file, flags), folder, as_json=as_json)
+    run(task, settings_of(settings_file, flags), folder, as_json=as_json, track=track)
 
 
 def _server_flags(command: Any) -> Any:
@@ -91,6 +96,8 @@ def _server_flags(command: Any) -> Any:
 @click.option("--init", "x_0", type=FILE, help="Start a new run from this model (safetensors).")
 @click.option("--drop-damaged", is_flag=True, help="Go on without acknowledged updates whose files are damaged.")
 @click.option("--exit-when-finished", is_flag=True, help="End after the last epoch instead of going on answering.")
+@click.option("--log-events", metavar="FILE", help="Log every event as a line of JSON; - is standard error.")
+@TRACK
 @_server_flags
 @settings_options
 def serve(
@@ -101,6 +108,8 @@ def serve(
     x_0: Path | None,
     drop_damaged: bool,
     exit_when_finished: bool,
+    log_events: str | None,
+    track: tuple[str, ...],
     settings_file: Path | None,
     **flags: Any,
 ) -> None:
@@ -117,6 +126,8 @@ def serve(
         x_0=x_0,
         drop_damaged=drop_damaged,
         exit_when_finished=exit_when_finished,
+        log_events=log_events,
+        track=track,
     )
 
 
@@ -157,5 +168,5 @@ def reproduce(
     run(target, scale=scale, as_=as_, folder=folder, work=work, processes=processes, as_json=as_json)
 
 
-for command in (status, runs, report, verify, export, readmit, init, token, work):
+for command in (status, runs, ui, report, verify, export, track, readmit, init, token, work):
     main.add_command(command)

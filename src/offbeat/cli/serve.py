@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from rich.text import Text
 from offbeat.cli.options import SERVER_TABLE, given, settings_of
 from offbeat.errors import InvalidValue, MissingExtra
 from offbeat.settings import read_toml
+from offbeat.trackers.follower import Following
 
 SHOWN_EVERY_S = 0.5
 
@@ -31,11 +33,14 @@ def serve(
     x_0: Path | None,
     drop_damaged: bool,
     exit_when_finished: bool,
+    log_events: str | None,
+    track: tuple[str, ...],
 ) -> None:
     """Serve until stopped."""
     try:
         from offbeat.server import life
         from offbeat.server.settings import Door, ServerSettings
+        from offbeat.web.served import furnish
     except ModuleNotFoundError as error:
         raise MissingExtra(str(error.name), "serve") from error
     ours = {field.name for field in fields(ServerSettings)}
@@ -50,9 +55,19 @@ def serve(
         x_0,
         drop_damaged,
         exit_when_finished,
+        log_events=log_events,
+        extend=furnish,
     )
+    tracking = Following(order.folder, track) if track else None
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
-    life.serve(order, _ready)
+    with ExitStack() as following:
+
+        def ready(server: Any) -> "asyncio.Task[None]":
+            if tracking is not None:
+                following.enter_context(tracking)  # not before: only now is there a run
+            return _ready(server)
+
+        life.serve(order, ready)
 
 
 def _table(settings_file: Path | None, known: set[str]) -> dict[str, Any]:

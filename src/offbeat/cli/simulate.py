@@ -3,33 +3,37 @@
 import json
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 
 from offbeat.cli.progress import Bar
-from offbeat.errors import OffbeatError
+from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.settings import Settings
 from offbeat.sim.run import RESULTS, Simulation, Stop
 from offbeat.sim.share import described, draw
 from offbeat.storage.json_file import plain
+from offbeat.trackers.follower import Following
 
 INTERRUPTED = 130
 
 
-def simulate(task: str, settings: Settings, folder: Path | None, *, as_json: bool) -> None:
+def simulate(task: str, settings: Settings, folder: Path | None, *, as_json: bool, track: tuple[str, ...] = ()) -> None:
     """Run and report; what goes wrong in the user's task is one line that says where."""
+    if track and folder is None:
+        raise InvalidValue("--track reads the run's folder; give --dir, too")
     try:
-        _simulate(task, settings, folder, as_json=as_json)
+        _simulate(task, settings, folder, as_json=as_json, track=track)
     except (OffbeatError, click.ClickException):
         raise
     except Exception as error:
         raise OffbeatError(described(error, task)) from error
 
 
-def _simulate(task: str, settings: Settings, folder: Path | None, *, as_json: bool) -> None:
+def _simulate(task: str, settings: Settings, folder: Path | None, *, as_json: bool, track: tuple[str, ...]) -> None:
+    tracking = Following(folder, track) if folder and track else nullcontext()
     simulation = Simulation.of(task, settings, folder=folder)
     if simulation.word:
         click.echo(simulation.word, err=True)
@@ -39,7 +43,7 @@ def _simulate(task: str, settings: Settings, folder: Path | None, *, as_json: bo
     if simulation.folder and simulation.folder.resumed:
         click.echo(f"Going on from epoch {simulation.coordinator.t}.", err=True)
     try:
-        with Bar(task) as bar, stopping() as stop_if_asked:
+        with tracking, Bar(task) as bar, stopping() as stop_if_asked:
             run = simulation.run(_both(bar.show, stop_if_asked))
     except Stop:
         again = "the same command goes on from there" if folder is not None else "with --dir it could go on from there"

@@ -63,6 +63,7 @@ def make_app(service: Service) -> web.Application:
     app[pulls.READERS], app[pushes.UPLOADS] = pulls.Readers(), pushes.Uploads()
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler, expect_handler=expecting)
+    app.router.add_get("/metrics", views.metrics, expect_handler=expecting)  # where Prometheus looks by itself
     return app
 
 
@@ -76,21 +77,25 @@ async def expecting(request: web.Request) -> None:
 async def refusing(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn whatever goes wrong into a refusal."""
     request.app[SILENT].discard(request.protocol)
+    refusal: Refusal | None = None
     try:
         response = await handler(request)
-    except Refusal as refusal:
-        response = refusal.response()
+    except Refusal as error:
+        refusal = error
     except web.HTTPException as error:
-        response = of_http(error).response()
+        refusal = of_http(error)
     except InvalidValue as error:
-        response = Refusal("bad_request", str(error)).response()
+        refusal = Refusal("bad_request", str(error))
     except RequestPayloadError as error:
-        response = Refusal("bad_request", f"the body cannot be read: {error}").response()
+        refusal = Refusal("bad_request", f"the body cannot be read: {error}")
     except (asyncio.CancelledError, ConnectionError):
         raise
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
-        response = Refusal("internal", "something went wrong in the server").response()
+        refusal = Refusal("internal", "something went wrong in the server")
+    if refusal is not None:
+        service_of(request).metrics.refused(refusal.error)
+        response = refusal.response()
     if not response.prepared:
         response.headers.update(hello())
         if request.can_read_body and not request.content.at_eof():

@@ -32,8 +32,10 @@ from offbeat.server.app import make_app
 from offbeat.server.certificates import server_context
 from offbeat.server.desk import Desk
 from offbeat.server.evaluator import Evaluator
+from offbeat.server.event_log import EventLog
 from offbeat.server.folder import WHERE, Begun, begin
 from offbeat.server.guard import Guard
+from offbeat.server.metrics import Metrics, Timed
 from offbeat.server.pulls import READERS
 from offbeat.server.reports import Reports
 from offbeat.server.run import ServedRun
@@ -45,7 +47,7 @@ from offbeat.server.views import counts
 from offbeat.settings import Settings
 from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import plain, write_json
-from offbeat.storage.rows import as_event
+from offbeat.storage.rows import Entry, as_event
 from offbeat.storage.run_folder import FINAL, SUMMARY
 from offbeat.wire import body_of, header_of
 
@@ -78,6 +80,8 @@ class Order:
     x_0: Path | None = None
     drop_damaged: bool = False
     exit_when_finished: bool = False
+    log_events: str | None = None
+    """A file to which every event is logged as a line, or - for stderr."""
     extend: Callable[["Server"], None] = lambda _server: None
     """Adds to the application before it opens: the page, say, which is a layer above."""
 
@@ -100,6 +104,7 @@ class Server:
             self.process.close()
             raise
         try:
+            self.event_log = EventLog.open(order.log_events, run=self.begun.run_id) if order.log_events else None
             self.desk = Desk(loop)
             self.run = self._run(self.begun)
             self.process.remember(self.begun.about, self.run.layout)
@@ -146,6 +151,7 @@ class Server:
             metrics_known=bool(begun.about.metrics),
             reports=Reports(plan.evaluate_every),
             heartbeat_s=min(HEARTBEAT_MAX_S, heartbeat_s),
+            metrics=Metrics(self.run.ledger.path),
             finished=self.run.coordinator.finished,
         )
 
@@ -188,11 +194,12 @@ class Server:
             if not self.loop.is_closed():
                 self.loop.call_soon_threadsafe(self.service.say_committed)
 
-        run.ledger.on_commit = committed
+        run.ledger.on_commit, run.ledger.on_written = committed, self._written
+        run.mixer.on_pass, run.updates.on_synced = self.service.metrics.mixed, self.service.metrics.synced
         self.evaluator: Evaluator | None = None
         if self.service.metrics_known:
-            folder = self.order.folder
-            self.evaluator = Evaluator(self.process, folder, run.layout, self._evaluated, self._not_evaluated)
+            folder, process = self.order.folder, Timed(self.process, self.service.metrics)
+            self.evaluator = Evaluator(process, folder, run.layout, self._evaluated, self._not_evaluated)
             desk.on_evaluate = self._evaluate
             c = run.coordinator
             x = run.versions.pull(c.t)
@@ -200,6 +207,12 @@ class Server:
                 self._evaluate(c.t, x)
         else:
             self.process.close()
+
+    def _written(self, entries: list[Entry], last: int, seconds: float) -> None:
+        """On the hub's thread: rows are in the ledger."""
+        self.service.metrics.written(entries, last, seconds)
+        if self.event_log is not None:
+            self.event_log.written(entries, last)
 
     def _url(self, port: int) -> str:
         host = self.order.limits.host
@@ -219,6 +232,7 @@ class Server:
             self.run.hub.tell(lambda at: Evaluated(at, t, metrics), must=True).result()
 
     def _not_evaluated(self, t: int, why: str) -> None:
+        self.service.metrics.not_evaluated()
         self.service.trouble = f"version {t} could not be evaluated: {why}"
         log.warning(self.service.trouble)
 
@@ -316,6 +330,8 @@ class Server:
         """All of it, whatever goes wrong with one."""
         with ExitStack() as last_first:
             last_first.callback(self.begun.folder.close)
+            if self.event_log is not None:
+                last_first.callback(self.event_log.close)
             last_first.callback((self.order.folder / WHERE).unlink, missing_ok=True)
             last_first.callback(self.service.disk_pool.shutdown)
             last_first.callback(self.process.close)

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
+from time import perf_counter
 from typing import NamedTuple
 
 from offbeat.core.kernel import Term, Updater
@@ -49,6 +50,8 @@ class Mixer:
         self.w, self.x = w, x
         self._updater, self._update_of, self._version_of, self._done = updater, update_of, version_of, done
         self._pool = Pool(w.layout.size)
+        self.on_pass: Callable[[int, float], None] = lambda _updates, _seconds: None
+        """Hears of every pass on the thread: how many updates, how long."""
         self._orders: SimpleQueue[Order | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._live, name="mixer", daemon=True)
 
@@ -97,10 +100,16 @@ class Mixer:
             if not orders:
                 continue
             try:
-                self._done(self.apply(orders))
+                self._done(self._timed(orders))
             except BaseException as error:
                 self._done(error)
                 return
+
+    def _timed(self, orders: Sequence[Order]) -> Mixed:
+        begun = perf_counter()
+        mixed = self.apply(orders)
+        self.on_pass(len(mixed.sequences), perf_counter() - begun)
+        return mixed
 
     def _take(self, waiting: deque[Order]) -> bool:
         """Take what is there, and wait for it where nothing is; False when nothing more will come."""

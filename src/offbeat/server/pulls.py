@@ -98,6 +98,7 @@ async def _send(request: web.Request, t: int, model: Model, headers: dict[str, s
     try:
         for piece in _slices(parts, begin, end):
             await response.write(piece)
+            service_of(request).metrics.sent(len(piece))
         await response.write_eof()
     except ConnectionError:  # it went away, or was cut off: nothing to tell anybody
         pass

@@ -305,7 +305,9 @@ async def _written(request: web.Request, service: Service, upload: Upload) -> No
     try:
         while not request.content.at_eof():
             async with asyncio.timeout(min(stall_s, until - monotonic())):
-                waiting += await request.content.readany()
+                data = await request.content.readany()
+            service.metrics.received(len(data))
+            waiting += data
             if len(waiting) >= PIECE:
                 piece, waiting = waiting, bytearray()
                 await service.off_loop(upload.write, piece)

@@ -57,6 +57,7 @@ KINDS: dict[str, Kind] = {
     "busy": Kind(429, "Push again after Retry-After seconds."),
     "not_now": Kind(503, "Come back after Retry-After seconds."),
     "stopping": Kind(503, "Come back after Retry-After seconds; the server is being stopped or restarted."),
+    "not_installed": Kind(501, "Install it where the server runs, and start the server again."),
     "disk_full": Kind(507, "Push again after Retry-After seconds; somebody must make room on the server's disk."),
     "internal": Kind(500, "Try again; if it stays, look at the server's log."),
 }

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from offbeat.server.access import Entry, Role, TokenBook
 from offbeat.server.desk import Desk
+from offbeat.server.metrics import Metrics
 from offbeat.server.refusals import Refusal
 from offbeat.server.reports import Reports
 from offbeat.server.run import ServedRun
@@ -48,6 +49,7 @@ class Service:
     """Does the server evaluate? Else the workers' reports are gathered."""
     reports: Reports
     heartbeat_s: float
+    metrics: Metrics = field(default_factory=Metrics)
     joining: asyncio.Lock = field(default_factory=asyncio.Lock)
     disk_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "disk"))
     finished: bool = False

@@ -9,8 +9,9 @@ Rules kept here:
 
 import hashlib
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
+from time import perf_counter
 
 from offbeat.core.layout import Layout, Model
 from offbeat.errors import OffbeatError
@@ -64,9 +65,11 @@ class Upload:
             self.close()
             self.folder.discard(self.task)
             raise WrongDigest("the digest is not that of the bytes that arrived; send the update again from its start")
+        begun = perf_counter()
         self._output.sync()
         self.close()
         self.folder.settle(self.task)
+        self.folder.on_synced(perf_counter() - begun)
 
 
 class WrongDigest(BadPayload):
@@ -82,6 +85,8 @@ class Updates:
         self.size_max = self.size + HEADER_SLACK
         """Bytes of one update; other writers may need a longer header than we do."""
         disk.make_folder(folder)
+        self.on_synced: Callable[[float], None] = lambda _seconds: None
+        """Hears how long it took to bring an update to the disk."""
         self._lock = threading.Lock()
         self._sizes = {int(f.stem): f.stat().st_size for f in folder.glob(f"*{WHOLE}") if f.stem.isdecimal()}
         self._coming: dict[int, int] = {}

@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from importlib import resources
-from math import isfinite
 from typing import Any
 
 from aiohttp import web
 
+from offbeat.errors import MissingExtra
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.server.refusals import Refusal, answer
 from offbeat.server.service import NUMBER_DIGITS_MAX, PROTOCOL, VERSION, Service, hello, service_of
@@ -108,50 +107,16 @@ async def api(_request: web.Request) -> web.Response:
 
 # --- metrics ---------------------------------------------------------------------------------------------------------
 
-COUNTERS = {
-    "applied": "Updates that were mixed.",
-    "rejected": "Updates that were refused.",
-    "duplicates": "Pushes that had been answered before.",
-    "gradients": "Gradients in the versions so far.",
-}
-GAUGES = {
-    "t": "Versions published.",
-    "in_flight": "Open leases.",
-    "queued": "Updates that wait to be mixed.",
-    "workers": "Workers that have joined and not left.",
-    "waiting": "Workers that wait for a task.",
-    "quarantined": "Workers in quarantine.",
-    "staleness_mean": "Mean staleness of what was applied.",
-    "disk_bytes": "Bytes of updates and versions on the disk.",
-}
-
 
 async def metrics(request: web.Request) -> web.Response:
     """For Prometheus."""
-    facts = await status_of(service_of(request))
-    text = "".join(f"{line}\n" for line in exposition(facts))
-    headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-    return web.Response(body=text.encode(errors="replace"), headers=headers)
-
-
-def exposition(facts: dict[str, Any]) -> Iterator[str]:
-    """The lines of Prometheus' text format."""
-    for names, kind, ending in ((COUNTERS, "counter", "_total"), (GAUGES, "gauge", "")):
-        for name, text in names.items():
-            yield f"# HELP offbeat_{name}{ending} {text}"
-            yield f"# TYPE offbeat_{name}{ending} {kind}"
-            yield (
-                f"offbeat_{name}{ending} {facts[name]:g}"
-                if isinstance(facts[name], float)
-                else (f"offbeat_{name}{ending} {facts[name]}")
-            )
-    for name, value in facts["metrics"].items():
-        if isinstance(value, int | float) and isfinite(value):
-            yield f'offbeat_metric{{name="{_label(name)}"}} {value!r}'
-
-
-def _label(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    service = service_of(request)
+    facts = await status_of(service)
+    try:
+        exposed = service.metrics.text(facts, request.headers.get("Accept", ""))
+    except MissingExtra as error:
+        raise Refusal("not_installed", str(error)) from error
+    return web.Response(body=exposed.body, headers={"Content-Type": exposed.content_type})
 
 
 # --- events ----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
@@ -66,6 +67,8 @@ class Ledger:
         self._waiting: list[Entry] = []
         self.on_commit: Callable[[], None] = lambda: None
         """Hears that a transaction was committed."""
+        self.on_written: Callable[[list[Entry], int, float], None] = lambda _entries, _last, _seconds: None
+        """Hears which rows were committed, the sequence number of the last, and how long that took; must not block."""
 
     @classmethod
     def create(cls, path: Path, *, durable: bool = False, verbose: bool = False) -> Self:
@@ -125,10 +128,13 @@ class Ledger:
         """Write what waits, in one transaction."""
         if not self._waiting:
             return
+        begun = perf_counter()
         with _explained(f"cannot write to the ledger {self.path}"):
-            self._write(self._waiting)
-        self._waiting = []
+            last = self._write(self._waiting)
+        seconds = perf_counter() - begun
+        written, self._waiting = self._waiting, []
         self.on_commit()
+        self.on_written(written, last, seconds)
 
     def mark(self) -> int:
         """The sequence number of the newest row, which is flushed: a checkpoint keeps it for `truncate_after`."""
@@ -222,17 +228,21 @@ class Ledger:
 
     # --- SQLite ------------------------------------------------------------------------------------------------------
 
-    def _write(self, entries: list[Entry]) -> None:
-        execute = self._connection.cursor().execute
+    def _write(self, entries: list[Entry]) -> int:
+        """Answers the sequence number of the last one."""
+        cursor = self._connection.cursor()
+        execute = cursor.execute
         execute("BEGIN IMMEDIATE")
         try:
             for statement, values in entries:
                 execute(statement, values)
+            last = cursor.lastrowid or 0
             execute("COMMIT")
         except BaseException:
             if self._connection.in_transaction:
                 execute("ROLLBACK")
             raise
+        return last
 
     def _pages(self, asked: dict[str, Any], after: int, limit: int | None) -> Iterator[Row]:
         self.flush()

@@ -1,0 +1,189 @@
+"""Owns the log of events: a line of JSON for every row of the ledger as it is committed, under the ledger's own names.
+
+Rules kept here:
+- A line is about a row that is on the disk; `sequence` is the row's own, so that gaps can be seen and looked up.
+- The log makes nobody wait and stops no run: lines wait, up to a limit, for a thread of their own. What finds no room,
+  or cannot be written, is counted, and the count is a line.
+- Chatter is left out unless it is asked for, and the digests of sessions always: they are nobody's business.
+"""
+
+import json
+import logging
+import os
+import re
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from offbeat.errors import InvalidValue
+from offbeat.storage.json_file import number
+from offbeat.storage.ledger import CHATTER
+from offbeat.storage.rows import Entry
+
+WAITING_MAX = 50_000
+"""Rows that wait to be written; about a hundred bytes each."""
+CLOSE_S = 5.0
+"""How long the end waits for whoever reads the log."""
+STDERR = "-"
+DROPPED = "log_dropped"
+"""The kind of the line that says how many are missing."""
+
+log = logging.getLogger("offbeat.server")
+_INSERT = re.compile(r"INSERT INTO events \(kind, ([\w, ]+)\) VALUES \('(\w+)'")
+
+
+class Waiting(NamedTuple):
+    """A row that is on the disk and not yet in the log."""
+
+    sequence: int
+    logged_at: float
+    entry: Entry
+
+
+class EventLog:
+    """Writes what the ledger has committed; `written` is the ledger's hook."""
+
+    def __init__(
+        self,
+        descriptor: int,
+        *,
+        run: str = "",
+        chatter: bool = False,
+        owned: bool = True,
+        waiting_max: int = WAITING_MAX,
+    ) -> None:
+        """`run` is in every line; a descriptor that is `owned` is closed in the end."""
+        self._descriptor, self._owned, self._run = descriptor, owned, run
+        self._left_out = () if chatter else CHATTER
+        self._waiting_max = waiting_max
+        self._changed = threading.Condition()
+        """Guards all below."""
+        self._waiting: deque[Waiting] = deque()
+        self._dropped = 0
+        self._closing = False
+        self._torn = self._failing = False
+        """Did the last line end before its end, and could the last one not be written? The thread's own."""
+        self._thread = threading.Thread(target=self._live, name="event log", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def open(cls, where: str, *, run: str = "", chatter: bool = False) -> Self:
+        """A log that is appended to a file, or - for standard error."""
+        if where == STDERR:
+            return cls(sys.stderr.fileno(), run=run, chatter=chatter, owned=False)
+        try:
+            descriptor = os.open(Path(where), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise InvalidValue(
+                f"events cannot be logged to {where}: {error.strerror}; give a file, or - for stderr"
+            ) from error
+        return cls(descriptor, run=run, chatter=chatter)
+
+    def written(self, entries: Sequence[Entry], last: int, _seconds: float = 0.0) -> None:
+        """These rows were committed, the last of them under this sequence number. Never blocks."""
+        first, logged_at = last - len(entries) + 1, datetime.now(UTC).timestamp()
+        told = [
+            Waiting(sequence, logged_at, entry)
+            for sequence, entry in enumerate(entries, first)
+            if kind_of(entry) not in self._left_out
+        ]
+        with self._changed:
+            kept = told[: max(0, self._waiting_max - len(self._waiting))]
+            self._waiting.extend(kept)
+            self._dropped += len(told) - len(kept)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Write what waits and end; whoever does not read the log is not waited for very long."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(CLOSE_S)
+        if self._owned and not self._thread.is_alive():
+            with suppress(OSError):
+                os.close(self._descriptor)
+            self._owned = False
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        more = True
+        while more:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                rows, dropped, more = self._waiting, self._dropped, not self._closing
+                self._waiting, self._dropped = deque(), 0
+            self._write(rows, dropped)
+
+    def _write(self, rows: deque[Waiting], dropped: int) -> None:
+        lines = [line_of(row, self._run) for row in rows]
+        if dropped:
+            lines.append(_line({"run": self._run, "kind": DROPPED, "count": dropped}, datetime.now(UTC).timestamp()))
+        left = self._not_written("".join(lines).encode())
+        if left:  # the line that counts is the last one, so it is among them
+            with self._changed:
+                self._dropped += left.count(b"\n") + (dropped - 1 if dropped else 0)
+
+    def _not_written(self, data: bytes) -> bytes:
+        """Write; what could not be written is left. It begins anew on a line of its own."""
+        if data and self._torn:
+            data = b"\n" + data
+        try:
+            while data:
+                size = os.write(self._descriptor, data)
+                self._torn = not data[:size].endswith(b"\n")
+                data = data[size:]
+        except OSError as error:
+            if not self._failing:  # once, not with every row
+                log.warning("events cannot be logged now: %s", error.strerror)
+        self._failing = bool(data)
+        return data.removeprefix(b"\n")
+
+
+# --- lines -----------------------------------------------------------------------------------------------------------
+
+
+def line_of(row: Waiting, run: str = "") -> str:
+    """A row as one line."""
+    facts = {name: _plain(name, value) for name, value in facts_of(row.entry).items() if value is not None}
+    return _line({"run": run, "sequence": row.sequence, **facts}, row.logged_at)
+
+
+def _line(facts: dict[str, Any], logged_at: float) -> str:
+    shown = datetime.fromtimestamp(logged_at, UTC).isoformat(timespec="milliseconds")
+    named = {name: value for name, value in facts.items() if value != ""}
+    return json.dumps({"logged_at": shown, **named}, allow_nan=False) + "\n"
+
+
+def _plain(name: str, value: Any) -> Any:
+    if name == "detail":
+        return {key: inner for key, inner in json.loads(value).items() if key != "session"}
+    return number(value) if isinstance(value, float) else value
+
+
+# --- what the ledger is given to write -------------------------------------------------------------------------------
+
+
+def facts_of(entry: Entry) -> dict[str, Any]:
+    """The columns of a row that is to be written, by name; those that do not apply are not there."""
+    statement, values = entry
+    kind, names = _shape(statement)
+    return {"kind": kind, **dict(zip(names, values, strict=False))}
+
+
+def kind_of(entry: Entry) -> str:
+    """Likewise, its kind alone."""
+    return _shape(entry[0])[0]
+
+
+@lru_cache(maxsize=256)
+def _shape(statement: str) -> tuple[str, tuple[str, ...]]:
+    """Kind and columns; a statement of another shape has none: whoever looks on must not stop a run."""
+    found = _INSERT.match(statement)
+    return (found[2], tuple(found[1].split(", "))) if found else ("unknown_row", ())

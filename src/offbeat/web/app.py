@@ -1,0 +1,182 @@
+"""Owns the page's paths: which leads where, who may go there, and how a refusal looks to people and to programs.
+
+Rules kept here:
+- Every path says what right it needs. Open to everybody are the form, the files of the page, and who one is.
+- What changes something needs the CSRF token of the session, unless it comes with a token of its own.
+- Every answer carries the headers of `pages`, those of paths that do not exist included.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from aiohttp import web
+
+from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.server.access import Right, Role, TokenBook
+from offbeat.server.refusals import Refusal, of_http
+from offbeat.web.events import Committed
+from offbeat.web.login import Door
+from offbeat.web.pages import HEADERS, STATIC, Assets, refused_page
+from offbeat.web.reading import Reading
+from offbeat.web.runs import One, Runs
+from offbeat.web.site import Act, Site, to
+
+API = "/v1"
+BODY_BYTES_MAX = 64 << 10
+log = logging.getLogger("offbeat.web")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Route(NamedTuple):
+    """One path."""
+
+    method: str
+    path: str
+    handler: Callable[[Site, web.Request], Awaitable[web.StreamResponse]]
+    right: Right | None = Right.WATCH
+    """None is open to everybody."""
+    page: bool = False
+    """Is it for people? Then they are led to the form, and told in HTML what went wrong."""
+    guarded: bool = False
+    """Does it need the CSRF token?"""
+
+
+OF_SITE = (
+    Route("GET", "/static/{name:.+}", Site.static, None),
+    Route("GET", "/session.json", Site.session, None),
+    Route("GET", "/login", Site.page, None, page=True),
+    Route("POST", "/login", Site.login, None, page=True),
+    Route("POST", "/logout", Site.logout, None, page=True, guarded=True),
+    Route("GET", "/runs.json", Site.listed),
+    Route("GET", "/compare", Site.page, page=True),
+    Route("GET", "/compare.json", Site.compare),
+)
+OF_RUN = (
+    Route("GET", "/", Site.page, page=True),
+    Route("GET", "/asynchrony", Site.page, page=True),
+    Route("GET", "/workers", Site.page, page=True),
+    Route("GET", "/updates", Site.page, page=True),
+    Route("GET", r"/updates/{task:\d+}", Site.page, page=True),
+    Route("GET", "/overview.json", Site.overview),
+    Route("GET", "/asynchrony.json", Site.asynchrony),
+    Route("GET", "/workers.json", Site.workers),
+    Route("GET", "/updates.json", Site.updates),
+    Route("GET", r"/updates/{task:\d+}.json", Site.story),
+    Route("GET", "/events", Site.events),
+    Route("POST", r"/workers/{worker:\d+}/{what:quarantine|readmit}", Site.step_in, Right.MANAGE, guarded=True),
+)
+OF_FOLDER = (
+    Route("GET", "/", Site.page, page=True),
+    Route("GET", "/runs/{run}", Site.into, page=True),
+)
+
+
+def mount(
+    app: web.Application,
+    reading: Reading,
+    *,
+    tokens: TokenBook | None = None,
+    tls: bool = False,
+    act: Act | None = None,
+    committed: Committed | None = None,
+    prefix: str = "",
+    static: Path = STATIC,
+) -> Site:
+    """Add the page of one run to an application that has not started; with `tokens`, whoever looks must have one.
+
+    `act` does what an administrator wants; `committed` gives an event that is set when rows are added to the ledger.
+    """
+    door = Door(tokens, tls=tls, open_role=Role.ADMIN if act else Role.VIEWER)
+    site = Site(One(reading), door, Assets(static), many=False, act=act, committed=committed)
+    return _furnished(app, site, [(prefix, OF_SITE), (prefix, OF_RUN)])
+
+
+def mount_runs(app: web.Application, runs: Runs, *, static: Path = STATIC) -> Site:
+    """Add the pages of a folder of runs, open to everybody who can connect."""
+    site = Site(runs, Door(None, open_role=Role.VIEWER), Assets(static), many=True)
+    return _furnished(app, site, [("", OF_SITE), ("", OF_FOLDER), ("/runs/{run}", OF_RUN)])
+
+
+def make_app() -> web.Application:
+    """An application without anything but the page."""
+    return web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_refusing])
+
+
+def _furnished(app: web.Application, site: Site, routes: list[tuple[str, tuple[Route, ...]]]) -> Site:
+    for prefix, some in routes:
+        for route in some:
+            app.router.add_route(route.method, prefix + route.path, _handler(site, route))
+    app.on_response_prepare.append(_add_headers)
+
+    async def started(_: web.Application) -> None:
+        if not site.many:
+            site.warm()
+
+    async def stopping(_: web.Application) -> None:
+        site.stop()
+
+    async def stopped(_: web.Application) -> None:
+        await site.close()
+
+    app.on_startup.append(started)
+    app.on_shutdown.append(stopping)
+    app.on_cleanup.append(stopped)
+    return site
+
+
+def _handler(site: Site, route: Route) -> Handler:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        try:
+            if route.right is not None:
+                site.door.admit(request, route.right)
+            if route.guarded:
+                site.door.check_csrf(request, site.door.visitor(request))
+            return await route.handler(site, request)
+        except (asyncio.CancelledError, ConnectionError):
+            raise
+        except Exception as error:
+            return _said_no(request, _refusal(request, error), page=route.page)
+
+    return handle
+
+
+def _refusal(request: web.Request, error: Exception) -> Refusal:
+    match error:
+        case Refusal():
+            return error
+        case web.HTTPException():
+            return of_http(error)
+        case InvalidValue():
+            return Refusal("bad_request", str(error), do="Change what is asked for.")
+        case OffbeatError():
+            return Refusal("not_now", str(error), retry_after_s=5)
+    log.error("%s %s failed", request.method, request.path, exc_info=error)
+    return Refusal("internal", "something went wrong in the server")
+
+
+def _said_no(request: web.Request, refusal: Refusal, *, page: bool) -> web.Response:
+    if not page or "application/json" in request.headers.get("Accept", ""):
+        return refusal.response()
+    if refusal.status == 401 and request.method == "GET":
+        return to(f"/login?next={quote(request.path_qs, safe='')}")
+    return refused_page(refusal)
+
+
+@web.middleware
+async def _refusing(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Paths that do not exist, and the like."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        refusal = Refusal(of_http(error).error, f"{request.path[:100]} is not here, or not for this", do="Go to /.")
+        return _said_no(request, refusal, page="text/html" in request.headers.get("Accept", ""))
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    if not request.path.startswith(f"{API}/"):
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)

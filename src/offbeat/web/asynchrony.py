@@ -1,0 +1,133 @@
+"""Owns what asynchrony does to a run: how stale updates are, what they weigh, who works when, how many at a time."""
+
+from collections import Counter
+from typing import Any
+
+from offbeat import method
+from offbeat.core.rules import Facts
+from offbeat.errors import OffbeatError
+from offbeat.settings import Settings
+from offbeat.web.fleet import Worker
+from offbeat.web.reading import Reading
+from offbeat.web.series import open_over_time, thinned
+from offbeat.web.tally import Ended, Tally
+
+BINS_MAX = 100
+WEIGHTS_SHOWN = 1000
+STALENESS_BINS, WEIGHT_BINS = 250, 4
+"""Where there are more different weights: their product is what is shown at most."""
+CURVE_POINTS = 200
+CURVE_LEAST = 16
+"""The curve goes at least this far, also where nothing was that stale yet."""
+WORKERS_MAX, TASKS_MAX, STEPS_MAX = 60, 1500, 500
+OF_THE_RULE = ("rule", "alpha", "alpha_schedule", "staleness_fn")
+
+
+def asynchrony(reading: Reading) -> dict[str, Any]:
+    """What the page of asynchrony draws."""
+    tally = reading.tally
+    steps = open_over_time(tally.leased_at, tally.ended_at, STEPS_MAX)
+    return {
+        "staleness": histogram(tally.staleness, BINS_MAX),
+        "weights": weights(tally.weights),
+        "function": function(reading),
+        "timeline": timeline(reading),
+        "in_flight": [{"at_s": at, "in_flight": count} for at, count in steps],
+        "sequence": reading.sequence,
+    }
+
+
+def histogram(counts: Counter[int], most: int) -> list[dict[str, int]]:
+    """Bins of equal width, from `from` up to and without `to`; empty ones are there as well.
+
+    >>> histogram(Counter({0: 5, 3: 1}), 2)
+    [{'from': 0, 'to': 2, 'count': 5}, {'from': 2, 'to': 4, 'count': 1}]
+    """
+    width = -(-(max(counts, default=-1) + 1) // most)
+    binned: Counter[int] = Counter()
+    for value, count in counts.items():
+        binned[value // width] += count
+    bins = range(max(binned, default=-1) + 1)
+    return [{"from": b * width, "to": (b + 1) * width, "count": binned[b]} for b in bins]
+
+
+def weights(counts: Counter[tuple[int, float]]) -> list[dict[str, Any]]:
+    """Every pair of staleness and alpha_t; where they are too many, of each neighbourhood the most frequent one."""
+    pairs = _neighbourhoods(counts) if len(counts) > WEIGHTS_SHOWN else counts
+    return [{"staleness": u, "alpha_t": alpha_t, "count": count} for (u, alpha_t), count in sorted(pairs.items())]
+
+
+def _neighbourhoods(counts: Counter[tuple[int, float]]) -> dict[tuple[int, float], int]:
+    width = -(-(max(u for u, _ in counts) + 1) // STALENESS_BINS)
+    least, most = min(w for _, w in counts), max(w for _, w in counts)
+    height = (most - least) / (WEIGHT_BINS - 1) or 1.0
+    found: dict[tuple[int, int], tuple[int, tuple[int, float]]] = {}
+    total: Counter[tuple[int, int]] = Counter()
+    for pair, count in counts.items():
+        place = (pair[0] // width, round((pair[1] - least) / height))
+        total[place] += count
+        found[place] = max(found.get(place, (0, pair)), (count, pair))
+    return {pair: total[place] for place, (_, pair) in found.items()}
+
+
+def function(reading: Reading) -> list[dict[str, Any]]:
+    """What the rule makes an update weigh, by its staleness; empty where that is no function of it."""
+    try:
+        settings = {name: reading.settings[name] for name in OF_THE_RULE if name in reading.settings}
+        rule = method.rule_of(Settings.of(settings))
+        if rule.group:  # a mean has no weight of its own
+            return []
+        last = max(CURVE_LEAST, *reading.tally.staleness, 0)
+        t = max(reading.tally.t, last) + 1
+        return [
+            {"staleness": u, "alpha_t": rule.decide(Facts(t, t - 1 - u), rule.memory)[0].new}
+            for u in thinned(range(last + 1), CURVE_POINTS)
+        ]
+    except OffbeatError:  # a rule of the user's own, of which the folder has only the name
+        return []
+
+
+# --- who works when --------------------------------------------------------------------------------------------------
+
+
+def timeline(reading: Reading) -> dict[str, Any]:
+    """The newest tasks of the workers that were seen last."""
+    tally = reading.tally
+    chosen = sorted(tally.fleet.workers.values(), key=lambda worker: (-worker.seen_at, worker.number))[:WORKERS_MAX]
+    active = [worker for worker in chosen if worker.tasks]
+    tasks = _open(tally, active) + _ended(tally, {worker.number for worker in active})
+    tasks.sort(key=lambda task: task["task"], reverse=True)
+    return {
+        "from_s": min((task["leased_s"] for task in tasks), default=0.0),
+        "to_s": reading.now(),
+        "workers": [{"worker": worker.number, "name": worker.name} for worker in active],
+        "tasks": tasks[:TASKS_MAX],
+    }
+
+
+def _open(tally: Tally, workers: list[Worker]) -> list[dict[str, Any]]:
+    held = [(worker, worker.task) for worker in workers if worker.task is not None]
+    return [_task(Ended(task, worker.number, tally.open[task][1], 0.0, None, None, ""), tally) for worker, task in held]
+
+
+def _ended(tally: Tally, workers: set[int]) -> list[dict[str, Any]]:
+    """Of a task that was released and came late, what came."""
+    found: dict[int, Ended] = {}
+    for stored in reversed(tally.recent):
+        if stored[1] in workers and len(found) < TASKS_MAX:
+            found.setdefault(stored[0], Ended._make(stored))
+    return [_task(ended, tally) for ended in found.values()]
+
+
+def _task(ended: Ended, tally: Tally) -> dict[str, Any]:
+    arrived = ended.staleness is not None
+    return {
+        "task": ended.task,
+        "worker": ended.worker,
+        "leased_s": ended.leased_at,
+        "arrived_s": ended.ended_at if arrived else None,
+        "released_s": ended.ended_at if ended.outcome and not arrived else None,
+        "mixed_s": tally.mixed_at(ended.t) if ended.outcome == "applied" else None,
+        "staleness": ended.staleness,
+        "outcome": ended.outcome or None,
+    }

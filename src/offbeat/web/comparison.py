@@ -1,0 +1,65 @@
+"""Owns the comparison of runs: their curves over each other, the settings that differ, what came out."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from offbeat.web.overview import about, curve
+from offbeat.web.reading import Reading
+from offbeat.web.words import metrics_of, said
+
+RUNS_MAX = 20
+POINTS_MAX = 2000
+"""Of all curves together."""
+NOT_COMPARED = ("executor",)
+"""Settings that change nothing of what comes out."""
+RESULTS = ("virtual_s", "wall_s", "ended")
+"""What a summary knows besides."""
+
+
+def part(reading: Reading, runs: int) -> dict[str, Any]:
+    """What a comparison of so many runs needs of one of them."""
+    settings = {name: said(value) for name, value in reading.settings.items() if name not in NOT_COMPARED}
+    return {
+        "about": about(reading),
+        "settings": settings,
+        "results": results(reading),
+        "curve": curve(reading.tally, min(500, POINTS_MAX // runs)),
+    }
+
+
+def results(reading: Reading) -> dict[str, Any]:
+    """What came out, or has so far."""
+    tally, summary = reading.tally, reading.summary or {}
+    newest = metrics_of(tally.evaluations[-1].detail) if tally.evaluations else {}
+    total = sum(u * count for u, count in tally.staleness.items())
+    return {
+        **newest,
+        "t": tally.t,
+        "applied": tally.applied,
+        "rejected": sum(tally.rejected.values()),
+        "gradients": tally.gradients,
+        "at_s": reading.at,
+        "staleness_mean": total / tally.applied if tally.applied else 0.0,
+        "staleness_largest": max(tally.staleness, default=0),
+        **{name: said(summary[name]) for name in RESULTS if name in summary},
+    }
+
+
+def comparison(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """All of them, side by side; a setting that is the same in all is left out."""
+    settings = _side_by_side({run: part["settings"] for run, part in parts.items()})
+    return {
+        "runs": [{**part["about"], "name": run} for run, part in parts.items()],
+        "settings": [row for row in settings if _differs(list(row["values"].values()))],
+        "results": _side_by_side({run: part["results"] for run, part in parts.items()}),
+        "curves": {run: part["curve"] for run, part in parts.items()},
+    }
+
+
+def _side_by_side(columns: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    names = dict.fromkeys(name for values in columns.values() for name in values)
+    return [{"name": name, "values": {run: values.get(name) for run, values in columns.items()}} for name in names]
+
+
+def _differs(values: list[Any]) -> bool:
+    return any(value != values[0] for value in values)

@@ -1,0 +1,170 @@
+"""Owns who looks: a token is exchanged for a cookie, and what changes something needs a second secret.
+
+Rules kept here:
+- The cookie holds a random number and never the token; it is known by its digest, and for a while. A token that is
+  revoked ends its sessions: it is looked up again at every request.
+- The CSRF token belongs to the session. Whoever shows a token of its own instead needs none: no browser sends one
+  along by itself. Without access control there is one CSRF token for all, which other sites cannot read.
+- Who tries token after token is made to wait.
+"""
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from offbeat.errors import InvalidValue
+from offbeat.server.access import Right, Role, TokenBook, bearer
+from offbeat.server.refusals import Refusal
+
+COOKIE = "offbeat"
+CSRF = "X-CSRF-Token"
+SECRET_BYTES = 32
+SESSION_S = 12 * 3600.0
+SESSIONS_MAX = 1000
+TRIES_MAX = 10
+TRIES_S = 60.0
+"""After so many wrong tokens within this time an address must wait."""
+ADDRESSES_MAX = 10_000
+LOG_IN = "Log in at /login, or send `Authorization: Bearer TOKEN`."
+
+
+class Visitor(NamedTuple):
+    """Who looks."""
+
+    role: Role | None
+    """None is somebody whom nobody knows."""
+    csrf: str | None = None
+    """What must come with whatever changes something; None where nothing need come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Somebody who has logged in."""
+
+    token: str = field(repr=False)
+    csrf: str = field(repr=False)
+    ends_at: float
+
+
+class Door:
+    """Knows visitors by cookie or token."""
+
+    def __init__(
+        self,
+        tokens: TokenBook | None,
+        *,
+        tls: bool = False,
+        open_role: Role = Role.ADMIN,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Without tokens everybody is of `open_role`."""
+        self.tokens, self.tls, self.open_role, self._monotonic = tokens, tls, open_role, monotonic
+        self._csrf = secrets.token_urlsafe(SECRET_BYTES)
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._tries: OrderedDict[str, deque[float]] = OrderedDict()
+
+    # --- who looks ---------------------------------------------------------------------------------------------------
+
+    def visitor(self, request: web.Request) -> Visitor:
+        """Who sends this."""
+        if self.tokens is None:
+            return Visitor(self.open_role, self._csrf)
+        if "Authorization" in request.headers:
+            return Visitor(self._role(bearer(request.headers["Authorization"]) or ""))
+        session = self._session(request.cookies.get(COOKIE, ""))
+        role = self._role(session.token) if session else None
+        return Visitor(role, session.csrf if session and role else None)
+
+    def admit(self, request: web.Request, right: Right) -> Visitor:
+        """Who sends this, if that is open to them."""
+        visitor = self.visitor(request)
+        if visitor.role is None:
+            word = "bad_token" if "Authorization" in request.headers or COOKIE in request.cookies else "no_token"
+            raise Refusal(word, "whoever wants to look must log in", do=LOG_IN)
+        if not visitor.role.may(right):
+            raise Refusal("not_allowed", f"a token of role {visitor.role.value} may not do this")
+        return visitor
+
+    def check_csrf(self, request: web.Request, visitor: Visitor) -> None:
+        """Whatever changes something must come from a page of ours."""
+        if not same_origin(request):
+            raise Refusal("not_allowed", "this came from a page of another site", do="Use the page itself.")
+        sent = request.headers.get(CSRF, "").encode("utf-8", "surrogatepass")
+        if visitor.csrf is not None and not hmac.compare_digest(visitor.csrf.encode(), sent):
+            raise Refusal("not_allowed", f"{CSRF} is missing or wrong", do="Load the page again; see /session.json.")
+
+    def _role(self, token: str) -> Role | None:
+        if self.tokens is None:
+            return self.open_role
+        try:
+            entry = self.tokens.check(token)
+        except InvalidValue as error:
+            raise Refusal("not_now", "the server cannot read its tokens", retry_after_s=5) from error
+        return entry.role if entry else None
+
+    # --- sessions ----------------------------------------------------------------------------------------------------
+
+    def log_in(self, request: web.Request, token: str, response: web.Response) -> None:
+        """Give the cookie to whoever has a token with which one can look."""
+        if self.tokens is None:
+            return
+        address = request.remote or ""
+        self._refuse_tries(address)
+        role = self._role(token)
+        if role is None:
+            self._tries.setdefault(address, deque(maxlen=TRIES_MAX)).append(self._monotonic())
+            raise Refusal("bad_token", "this token is not known, or was revoked")
+        if not role.may(Right.WATCH):
+            raise Refusal("not_allowed", f"a token of role {role.value} is for work, not for looking")
+        secret = secrets.token_urlsafe(SECRET_BYTES)
+        csrf = secrets.token_urlsafe(SECRET_BYTES)
+        self._sessions[_digest(secret)] = Session(token, csrf, self._monotonic() + SESSION_S)
+        while len(self._sessions) > SESSIONS_MAX:
+            self._sessions.popitem(last=False)
+        response.set_cookie(
+            COOKIE, secret, max_age=int(SESSION_S), path="/", httponly=True, samesite="Strict", secure=self.tls
+        )
+
+    def log_out(self, request: web.Request, response: web.Response) -> None:
+        """Forget the session."""
+        self._sessions.pop(_digest(request.cookies.get(COOKIE, "")), None)
+        response.del_cookie(COOKIE, path="/", httponly=True, samesite="Strict", secure=self.tls)
+
+    def _session(self, secret: str) -> Session | None:
+        """By its digest: how long the search takes tells nothing about the secret."""
+        digest = _digest(secret)
+        session = self._sessions.get(digest)
+        if session is not None and session.ends_at <= self._monotonic():
+            del self._sessions[digest]
+            return None
+        return session
+
+    def _refuse_tries(self, address: str) -> None:
+        while len(self._tries) > ADDRESSES_MAX:
+            self._tries.popitem(last=False)
+        tries = self._tries.get(address)
+        wait_s = TRIES_S - (self._monotonic() - tries[0]) if tries and len(tries) == TRIES_MAX else 0.0
+        if wait_s > 0:
+            do = "Try again after Retry-After seconds."
+            raise Refusal("busy", "too many wrong tokens came from this address", retry_after_s=wait_s, do=do)
+
+
+def same_origin(request: web.Request) -> bool:
+    """Does a browser say that this comes from our own page? What is no browser says nothing."""
+    site = request.headers.get("Sec-Fetch-Site")
+    if site is not None:
+        return site in ("same-origin", "none")
+    origin = request.headers.get("Origin")
+    return origin is None or urlsplit(origin).netloc == request.host
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()

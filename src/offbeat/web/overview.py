@@ -1,0 +1,163 @@
+"""Owns the overview of a run: where it stands, how fast it goes, and how it is in one sentence."""
+
+from typing import Any
+
+from offbeat.settings import EPOCHS
+from offbeat.web.reading import Reading
+from offbeat.web.series import thinned
+from offbeat.web.tally import RATE_UPDATES, Tally
+from offbeat.web.words import metrics_of, said
+
+CURVE_POINTS = 500
+SILENCE_S = 300.0
+"""A run whose last update is older than this is worth a look."""
+
+
+def overview(reading: Reading) -> dict[str, Any]:
+    """Everything at a glance."""
+    tally, now = reading.tally, reading.now()
+    newest = tally.evaluations[-1] if tally.evaluations else None
+    staleness = sum(u * count for u, count in tally.staleness.items())
+    return {
+        "run": about(reading),
+        "health": health(reading),
+        "t": tally.t,
+        "epochs": epochs_of(reading.settings),
+        "applied": tally.applied,
+        "gradients": tally.gradients,
+        "in_flight": len(tally.open),
+        "queued": tally.queued,
+        "workers": tally.fleet.here(),
+        "rejected": dict(tally.rejected),
+        "duplicates": tally.duplicates,
+        "updates_per_minute": 60.0 * updates_per_s(tally, now),
+        "eta_s": eta_s(reading),
+        "at_s": now,
+        "staleness_mean": staleness / tally.applied if tally.applied else 0.0,
+        "staleness_largest": max(tally.staleness, default=0),
+        "metrics": metrics_of(newest.detail) if newest else {},
+        "metrics_t": newest.t if newest else None,
+        "curve": curve(tally, CURVE_POINTS),
+        "sequence": reading.sequence,
+    }
+
+
+def about(reading: Reading) -> dict[str, Any]:
+    """What is being trained, and how."""
+    settings = reading.settings
+    return {
+        "name": reading.name,
+        "dir": str(reading.folder),
+        "task": settings.get("task"),
+        "rule": settings.get("rule"),
+        "state": reading.state,
+        "served": reading.served,
+    }
+
+
+def curve(tally: Tally, most: int) -> list[dict[str, Any]]:
+    """The metrics of evaluated versions; `gradients` and `at_s` are those of the version, not of its evaluation."""
+    return [
+        {
+            "t": t,
+            "gradients": tally.gradients_of[min(t, len(tally.gradients_of) - 1)],
+            "at_s": tally.mixed_at(t),
+            "metrics": metrics_of(detail),
+        }
+        for t, detail in thinned(tally.evaluations, most)
+    ]
+
+
+# --- how fast --------------------------------------------------------------------------------------------------------
+
+
+def updates_per_s(tally: Tally, now: float) -> float:
+    """Over the newest updates until now; over the whole run while they are few."""
+    applied_at = tally.applied_at
+    full = len(applied_at) > RATE_UPDATES
+    since, count = (applied_at[0], RATE_UPDATES) if full else (0.0, len(applied_at))
+    return count / (now - since) if now > since else 0.0
+
+
+def versions_per_s(tally: Tally, now: float) -> float:
+    """Likewise of versions."""
+    before = max(0, tally.t - RATE_UPDATES)
+    since = tally.published_at[before]
+    return (tally.t - before) / (now - since) if now > since else 0.0
+
+
+def eta_s(reading: Reading) -> float | None:
+    """Seconds to the end at this rate, whichever end comes first; null where none is in sight."""
+    tally, settings, now = reading.tally, reading.settings, reading.now()
+    rate, epochs = versions_per_s(tally, now), epochs_of(settings)
+    if reading.state != "running":
+        return None
+    ends = []
+    if settings.get("until_s") is not None:
+        ends.append(float(settings["until_s"]) - now)
+    if epochs and rate:
+        ends.append((epochs - tally.t) / rate)
+    if settings.get("gradients") and rate and tally.gradients:
+        ends.append((settings["gradients"] - tally.gradients) / (rate * tally.gradients / tally.t))
+    return said(max(0.0, min(ends))) if ends else None
+
+
+def epochs_of(settings: dict[str, Any]) -> int | None:
+    """After how many versions the run ends; as `method.plan_of` has it."""
+    ends = (settings.get(name) for name in ("epochs", "gradients", "until_s", "target"))
+    return EPOCHS if all(end is None for end in ends) else settings.get("epochs")
+
+
+# --- how it is -------------------------------------------------------------------------------------------------------
+
+
+def health(reading: Reading) -> dict[str, str]:
+    """One sentence, the most urgent one."""
+    level, sentence = _health(reading)
+    return {"level": level, "sentence": sentence}
+
+
+def _health(reading: Reading) -> tuple[str, str]:
+    tally, trouble = reading.tally, reading.trouble()
+    if trouble:
+        return "bad", f"trouble: {trouble}"
+    if reading.state == "finished":
+        reason = tally.ended or (reading.summary or {}).get("ended")
+        return "good", f"finished: {reason or f'{tally.t} epochs'}"
+    if reading.state == "interrupted":
+        return "bad", f"interrupted at epoch {tally.t}: start it again with the same command and it goes on"
+    return _of_fleet(reading) or _of_queue(reading) or ("good", "healthy")
+
+
+def _of_fleet(reading: Reading) -> tuple[str, str] | None:
+    fleet = reading.tally.fleet
+    here, quarantined = fleet.here(), fleet.quarantined()
+    if reading.served and not here:
+        return "warning", "no workers: start some with offbeat work"
+    if quarantined:
+        words = f"{quarantined} worker{'s' if quarantined > 1 else ''} quarantined"
+        return ("bad", f"all {here} workers are quarantined") if quarantined == here else ("warning", words)
+    return None
+
+
+def _of_queue(reading: Reading) -> tuple[str, str] | None:
+    tally, queue_max = reading.tally, reading.settings.get("queue_max")
+    if queue_max is not None and tally.queued >= queue_max:
+        return "warning", "queue full: workers are told to wait"
+    last = tally.applied_at[-1] if tally.applied_at else 0.0
+    silent_s = reading.now() - last
+    if reading.served and silent_s >= SILENCE_S:
+        return "warning", f"no update for {_duration(silent_s)}"
+    return None
+
+
+def _duration(seconds: float) -> str:
+    """In the largest unit of which there are two.
+
+    >>> _duration(310), _duration(7300), _duration(200_000)
+    ('5 minutes', '2 hours', '2 days')
+    """
+    for unit, size in (("days", 86_400), ("hours", 3600)):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds // 60:.0f} minutes"

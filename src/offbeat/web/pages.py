@@ -1,0 +1,127 @@
+"""Owns what is not JSON: the page's own files, plotly's JavaScript, pages that say no, and the headers of them all."""
+
+import gzip
+import hashlib
+import html
+import mimetypes
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from aiohttp import web
+
+from offbeat.server.refusals import KINDS, Refusal
+from offbeat.web.reading import Stamp, stamp_of
+
+STATIC = Path(str(resources.files("offbeat.web"))) / "static"
+PAGE = "index.html"
+PLOTLY = "plotly.min.js"
+POLICY = (
+    # Plotly sets styles on what it draws, and saves pictures by way of data: and blob:. Nothing else is open.
+    "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; frame-ancestors 'none'; "
+    "base-uri 'none'; form-action 'self'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",  # with no-referrer, browsers would say `Origin: null` of our own forms
+    "Cache-Control": "no-store",
+}
+PACKED_FROM_BYTES = 1024
+TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+TEXT = ("text/", "application/json", "image/svg")
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file, as it is sent."""
+
+    stamp: Stamp
+    body: bytes
+    packed: bytes | None
+    tag: str
+    kind: str
+
+
+class Assets:
+    """The files of the page, kept in memory once they were asked for."""
+
+    def __init__(self, folder: Path = STATIC) -> None:
+        self.folder = folder.resolve()
+        self._kept: dict[Path, Asset] = {}
+
+    def load(self, name: str) -> Asset:
+        """A file, read and packed once; blocks."""
+        path = self._path(name)
+        stamp = None if path is None else stamp_of(path)
+        if path is None or stamp is None:
+            raise Refusal("not_found", f"there is no file {name[:100]!r}", do=_hint(name))
+        kept = self._kept.get(path)
+        if kept is None or kept.stamp != stamp:
+            kept = self._kept[path] = _asset(path, stamp)
+        return kept
+
+    def _path(self, name: str) -> Path | None:
+        if name == PLOTLY:
+            return plotly_path()
+        path = (self.folder / name).resolve()
+        return path if path.is_relative_to(self.folder) and path.is_file() else None
+
+
+def _asset(path: Path, stamp: Stamp) -> Asset:
+    body = path.read_bytes()
+    kind = TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    packed = gzip.compress(body, mtime=0) if kind.startswith(TEXT) and len(body) >= PACKED_FROM_BYTES else None
+    return Asset(stamp, body, packed, f'"{hashlib.sha256(body).hexdigest()[:32]}"', kind)
+
+
+def _hint(name: str) -> str:
+    return "Install the page's charts: pip install 'offbeat[web]'." if name == PLOTLY else "Go to /."
+
+
+def plotly_path() -> Path | None:
+    """Where plotly's package keeps its JavaScript; None where it is not installed."""
+    try:
+        package = resources.files("plotly")  # its code is not imported: it takes seconds, and is not needed
+    except ModuleNotFoundError:
+        return None
+    path = Path(str(package)) / "package_data" / PLOTLY
+    return path if path.is_file() else None
+
+
+def sent(asset: Asset, request: web.Request) -> web.Response:
+    """A file, or word that the browser's copy is still good."""
+    headers = {"ETag": asset.tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
+    if request.headers.get("If-None-Match") == asset.tag:
+        return web.Response(status=304, headers=headers)
+    response = packed(request, asset.body, asset.packed, asset.kind)
+    response.headers.update(headers)
+    return response
+
+
+def packed(request: web.Request, body: bytes, smaller: bytes | None, kind: str) -> web.Response:
+    """A body, packed for those who can unpack it."""
+    charset = "utf-8" if kind.startswith("text/") else None
+    if smaller is None or "gzip" not in request.headers.get("Accept-Encoding", ""):
+        return web.Response(body=body, content_type=kind, charset=charset)
+    headers = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+    return web.Response(body=smaller, content_type=kind, charset=charset, headers=headers)
+
+
+def refused_page(refusal: Refusal) -> web.Response:
+    """A refusal for people."""
+    do = str(refusal.facts.get("do", KINDS[refusal.error].do))
+    words = {"status": str(refusal.status), "message": refusal.message, "do": do}
+    text = _PAGE.format_map({name: html.escape(word) for name, word in words.items()})
+    return web.Response(text=text, status=refusal.status, content_type="text/html")
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark"><title>{status} · Offbeat</title></head>
+<body style="font-family: system-ui, sans-serif; max-width: 40rem; margin: 3rem auto; padding: 0 1rem">
+<h1>{status}</h1><p>{message}.</p><p>{do}</p><p><a href="/">To the start</a></p>
+</body>
+</html>
+"""

@@ -1,0 +1,173 @@
+"""Owns the reading of one run's folder: it is looked at again at most about once a second, and only for what is new.
+
+Rules kept here:
+- Read-only, and nothing stays open: a run that ends can make its ledger one file, whoever looks.
+- One thread at a time, whichever that is: whoever uses a reading holds its `lock`.
+- A run that goes on from an older moment, or another run in the same folder, is read anew from its beginning.
+"""
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.storage.json_file import read_json
+from offbeat.storage.ledger import CHATTER, SCHEMA
+from offbeat.storage.run_folder import LEDGER, SETTINGS, SUMMARY, RunFolder, State
+from offbeat.web.feeds import FEEDS
+from offbeat.web.tally import Tally
+
+REFRESH_S = 1.0
+"""A run is looked at again after this long at the earliest."""
+PAGE_ROWS = 5_000
+BUSY_S = 5.0
+
+Stamp = tuple[int, ...]
+"""Tells a file's states apart."""
+
+
+class Reading:
+    """One run, as its folder tells it."""
+
+    def __init__(self, folder: Path, name: str = "", trouble: Callable[[], str | None] = lambda: None) -> None:
+        """`trouble` is what a server knows to be wrong that is in no file: a full disk, for instance."""
+        self.folder, self.name, self.trouble = folder, name or folder.resolve().name, trouble
+        self.lock = threading.RLock()
+        self._looked_at = -inf
+        self._forget(None)
+
+    def _forget(self, run: tuple[Any, ...] | None) -> None:
+        self.tally, self.sequence, self.at = Tally(), 0, 0.0
+        self._newest: tuple[Any, ...] = ()
+        self._run = run
+        self._moved_at: float | None = None
+        self._settings: dict[str, Any] | None = None
+        self._summary: tuple[Stamp | None, dict[str, Any] | None] = (None, None)
+
+    # --- what others may ask, with the lock --------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the run was begun with."""
+        if self._settings is None:
+            self._settings = read_json(self.folder / SETTINGS)
+        return self._settings
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """The results, once they are written."""
+        stamp = stamp_of(self.folder / SUMMARY)
+        if stamp != self._summary[0]:
+            self._summary = (stamp, read_json(self.folder / SUMMARY) if stamp else None)
+        return self._summary[1]
+
+    @property
+    def served(self) -> bool:
+        """Was it served to real workers, or simulated?"""
+        return bool(self.settings.get("served"))
+
+    @property
+    def state(self) -> State:
+        """Finished, running in some process, or neither."""
+        if self.tally.ended is not None:
+            return "finished"
+        return RunFolder(self.folder, self.settings, lock=None, resumed=False).state
+
+    def now(self) -> float:
+        """The time on the run's clock: that of a server goes on while nothing happens."""
+        if not self.served or self.state != "running" or self._moved_at is None:
+            return self.at
+        return self.at + max(0.0, time.monotonic() - self._moved_at)
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def refresh(self, least_s: float = REFRESH_S) -> int:
+        """Take in what is new, unless somebody did so just now; the newest row's number."""
+        with self.lock:
+            if time.monotonic() - self._looked_at >= least_s:
+                self._refresh()
+                self._looked_at = time.monotonic()
+            return self.sequence
+
+    def changed(self) -> tuple[Stamp | None, ...]:
+        """Another value than before where the ledger may have grown: cheaper than to look into it."""
+        return tuple(stamp_of(self.folder / f"{LEDGER}{ending}") for ending in ("", "-wal"))
+
+    def _refresh(self) -> None:
+        with self.connected() as ledger:
+            run = self._identity()
+            ledger.execute("BEGIN")  # one moment for all that is read
+            newest = ledger.execute("SELECT sequence, at, kind FROM events ORDER BY sequence DESC LIMIT 1").fetchone()
+            if run != self._run or not self._goes_on(ledger, newest):
+                self._forget(run)
+                self.tally = Tally(verbose=_meta(ledger, self.folder)["verbose"] == "1")
+            if newest is None or newest == self._newest:
+                return
+            try:
+                self._take(ledger, newest[0])
+            except BaseException:
+                self._forget(None)  # half of the rows are counted: begin anew the next time
+                raise
+            self._moved_at = self._last_write() if self._moved_at is None else time.monotonic()
+            self._newest, (self.sequence, self.at, _) = newest, newest
+
+    def _goes_on(self, ledger: sqlite3.Connection, newest: tuple[Any, ...] | None) -> bool:
+        """Is the row that was the newest still there, or one that a server forgets in time?"""
+        if not self._newest:
+            return True
+        sequence, _, kind = self._newest
+        row = ledger.execute("SELECT sequence, at, kind FROM events WHERE sequence = ?", (sequence,)).fetchone()
+        forgotten = row is None and kind in CHATTER and newest is not None and newest[0] > sequence
+        return bool(row == self._newest or forgotten)
+
+    def _identity(self) -> tuple[Any, ...]:
+        """Tells runs apart; a file's number may be given to another file, and settings are written once."""
+        ledger = stamp_of(self.folder / LEDGER)
+        return ledger and ledger[2], stamp_of(self.folder / SETTINGS)
+
+    def _take(self, ledger: sqlite3.Connection, newest: int) -> None:
+        for feed in FEEDS:
+            cursor = ledger.execute(feed.query, (self.sequence, newest))
+            while rows := cursor.fetchmany(PAGE_ROWS):
+                feed.take(self.tally, rows)
+        self.tally.settle()
+
+    def _last_write(self) -> float:
+        """When the newest row was written, on this process' clock, as far as the files tell."""
+        stamps = [stamp[0] for stamp in self.changed() if stamp is not None]
+        return time.monotonic() - max(0.0, time.time() - max(stamps, default=0) / 1e9)
+
+    @contextmanager
+    def connected(self) -> Iterator[sqlite3.Connection]:
+        """The ledger, for a moment."""
+        path = self.folder / LEDGER
+        if not path.is_file():
+            raise InvalidValue(f"there is no ledger {path}; give the folder of a run")
+        try:
+            address = f"{path.absolute().as_uri()}?mode=ro"
+            connection = sqlite3.connect(address, BUSY_S, isolation_level=None, uri=True, check_same_thread=False)
+            with closing(connection):
+                yield connection
+        except sqlite3.Error as error:
+            raise OffbeatError(f"cannot read the ledger {path}: {error}") from error
+
+
+def _meta(ledger: sqlite3.Connection, folder: Path) -> dict[str, str]:
+    found = dict(ledger.execute("SELECT name, value FROM meta"))
+    if found.get("schema") != str(SCHEMA):
+        raise InvalidValue(f"{folder} has a ledger of schema {found.get('schema')}; this version reads {SCHEMA}")
+    return found
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """When it was written, its size and number; None where there is no such file."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino

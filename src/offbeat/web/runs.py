@@ -1,0 +1,125 @@
+"""Owns the runs that can be looked at: the one that is served, or all in a folder, each under a name fit for a URL.
+
+Rules kept here:
+- A folder of runs is searched again after a while, and only when somebody asks: runs come and go.
+- Only the runs looked at last are kept in memory.
+"""
+
+import re
+import sqlite3
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from offbeat.errors import OffbeatError
+from offbeat.storage.run_folder import LEDGER, SUMMARY
+from offbeat.web.overview import about
+from offbeat.web.reading import Reading, Stamp, stamp_of
+from offbeat.web.words import metrics_of
+
+SEARCH_S = 5.0
+READINGS_MAX = 20
+LISTED_MAX = 2000
+Find = Callable[[Path], Iterable[Path]]
+
+
+class Runs:
+    """The runs in a folder."""
+
+    def __init__(self, folder: Path, find: Find) -> None:
+        """`find` gives the folders of runs below a folder."""
+        self.folder, self._find = folder, find
+        self._lock = threading.Lock()
+        self._folders: dict[str, Path] = {}
+        self._searched_at = -inf
+        self._readings: OrderedDict[str, Reading] = OrderedDict()
+        self._listed: dict[str, tuple[Stamp, dict[str, Any]]] = {}
+
+    def get(self, name: str) -> Reading | None:
+        """The run of this name."""
+        with self._lock:
+            folder = self._folders.get(name) or self._searched().get(name)
+            if folder is None or not (folder / LEDGER).is_file():
+                return None
+            reading = self._readings.pop(name, None) or Reading(folder, name)
+            self._readings[name] = reading
+            while len(self._readings) > READINGS_MAX:
+                self._readings.popitem(last=False)
+            return reading
+
+    def listed(self) -> dict[str, Any]:
+        """Every run in a line."""
+        with self._lock:
+            folders = list(self._searched().items())[:LISTED_MAX]
+        found = []
+        for name, folder in folders:
+            with suppress(OffbeatError):  # it has just been removed, or is damaged
+                found.append(self._line(name, folder))
+        return {"runs": found}
+
+    def _searched(self) -> dict[str, Path]:
+        if time.monotonic() - self._searched_at >= SEARCH_S:
+            self._folders = names_of(self.folder, self._find(self.folder))
+            self._searched_at = time.monotonic()
+        return self._folders
+
+    def _line(self, name: str, folder: Path) -> dict[str, Any]:
+        stamp = stamp_of(folder / SUMMARY)
+        if stamp is not None and self._listed.get(name, (None,))[0] == stamp:
+            return self._listed[name][1]
+        line = line_of(Reading(folder, name))
+        if stamp is not None:  # a finished run stays as it is
+            self._listed[name] = (stamp, line)
+        return line
+
+
+def line_of(reading: Reading) -> dict[str, Any]:
+    """One run in a line, without counting its whole ledger."""
+    with reading.connected() as ledger:
+        t, detail = _newest(ledger, "published", "t"), _newest(ledger, "evaluated", "detail")
+    line = {name: value for name, value in about(reading).items() if name in ("name", "state", "task", "rule")}
+    return line | {"t": t or 0, "metrics": metrics_of(detail) if detail else {}}
+
+
+def _newest(ledger: sqlite3.Connection, kind: str, column: str) -> Any:
+    query = f"SELECT {column} FROM events WHERE kind = ? ORDER BY sequence DESC LIMIT 1"  # noqa: S608 (text from above)
+    row = ledger.execute(query, (kind,)).fetchone()
+    return None if row is None else row[0]
+
+
+def names_of(folder: Path, runs: Iterable[Path]) -> dict[str, Path]:
+    """A name for every run, from its path below the folder: unique, and the same in a URL.
+
+    >>> list(names_of(Path("runs"), [Path("runs"), Path("runs/a b/1"), Path("runs/a-b/1")]))
+    ['runs', 'a-b~1', 'a-b~1~2']
+    """
+    names: dict[str, Path] = {}
+    for run in runs:
+        parts = run.relative_to(folder).parts or (folder.resolve().name,)
+        plain = "~".join(re.sub(r"[^A-Za-z0-9._-]+", "-", part) for part in parts).lstrip(".") or "run"
+        name, number = plain, 1
+        while name in names:
+            number += 1
+            name = f"{plain}~{number}"
+        names[name] = run
+    return names
+
+
+class One:
+    """The one run that is served."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+
+    def get(self, name: str) -> Reading | None:
+        """It, whether or not it is called by its name."""
+        return self.reading if name in ("", self.reading.name) else None
+
+    def listed(self) -> dict[str, Any]:
+        """It, in a line."""
+        return {"runs": [line_of(self.reading)]}

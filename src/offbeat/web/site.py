@@ -1,0 +1,246 @@
+"""Owns what stands behind the paths of `app`: pages, their JSON twins, and what a visitor can do."""
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from offbeat.errors import InvalidValue
+from offbeat.server.access import Right
+from offbeat.server.refusals import Refusal, answer
+from offbeat.web import asynchrony, comparison, overview, updates, workers
+from offbeat.web.events import LISTENERS_MAX, Committed, Watch, follow
+from offbeat.web.login import Door, same_origin
+from offbeat.web.pages import PAGE, Assets, packed, sent
+from offbeat.web.reading import Reading
+from offbeat.web.runs import READINGS_MAX
+from offbeat.web.shown import THREADS, Answer, Shown
+
+NUMBER_DIGITS_MAX = 15
+Act = Callable[[str, int], Awaitable[None]]
+"""Does what an administrator wants: "quarantine" or "readmit", and the number of a worker; may raise `Refusal`."""
+
+
+class Shelf(Protocol):
+    """Runs by name; may block."""
+
+    def get(self, name: str) -> Reading | None: ...
+    def listed(self) -> dict[str, Any]: ...
+
+
+class Site:
+    """Everything behind the page's paths."""
+
+    def __init__(
+        self,
+        runs: Shelf,
+        door: Door,
+        assets: Assets,
+        *,
+        many: bool,
+        act: Act | None = None,
+        committed: Committed | None = None,
+    ) -> None:
+        """`many`: a folder of runs, each below /runs/NAME/; else one run, at /."""
+        self.runs, self.door, self.assets, self.many = runs, door, assets, many
+        self.act, self._committed = act, committed
+        self.pool = ThreadPoolExecutor(THREADS, "web")
+        self._watches: OrderedDict[str, Watch] = OrderedDict()
+
+    async def off_loop(self, work: Callable[[], Any]) -> Any:
+        """Do what takes time on another thread."""
+        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+
+    def warm(self, name: str = "") -> None:
+        """Count what a run has so far before anybody asks: its page is on its way, and loads its script first."""
+
+        def count() -> None:
+            reading = self.runs.get(name)
+            if reading is not None:
+                reading.refresh()
+
+        self.pool.submit(count)
+
+    def stop(self) -> None:
+        """Let those go who listen."""
+        for watch in self._watches.values():
+            watch.stop()
+
+    async def close(self) -> None:
+        """Nobody looks any more."""
+        for watch in self._watches.values():
+            await watch.ended()
+        await asyncio.get_running_loop().run_in_executor(None, self.pool.shutdown)
+
+    # --- runs --------------------------------------------------------------------------------------------------------
+
+    async def watch(self, request: web.Request) -> Watch:
+        """The run that is asked for, and the word that it has moved."""
+        name = request.match_info.get("run", "")
+        reading = await self.off_loop(lambda: self.runs.get(name))
+        if reading is None:
+            raise Refusal("not_found", f"there is no run {name[:100]!r}", do="Look at the list of runs at /.")
+        watch = self._watches.pop(name, None)
+        if watch is None or (watch.shown.reading is not reading and not watch.listeners):
+            watch = Watch(Shown(reading, self.pool), self._committed)
+        self._watches[name] = watch
+        self._forget_old()
+        return watch
+
+    def _forget_old(self) -> None:
+        for name, watch in list(self._watches.items()):
+            if len(self._watches) > READINGS_MAX and not watch.listeners:
+                del self._watches[name]
+
+    async def _twin(self, request: web.Request, key: Any, make: Callable[[Reading], Any]) -> web.Response:
+        return _json(request, await (await self.watch(request)).shown.answer(key, make))
+
+    # --- one run -----------------------------------------------------------------------------------------------------
+
+    async def overview(self, request: web.Request) -> web.Response:
+        """Where the run stands."""
+        return await self._twin(request, "overview", overview.overview)
+
+    async def asynchrony(self, request: web.Request) -> web.Response:
+        """What asynchrony does to it."""
+        return await self._twin(request, "asynchrony", asynchrony.asynchrony)
+
+    async def workers(self, request: web.Request) -> web.Response:
+        """Who works."""
+        wanted = workers.Wanted.of(request.query)
+        return await self._twin(request, wanted, lambda reading: workers.workers(reading, wanted))
+
+    async def updates(self, request: web.Request) -> web.Response:
+        """What came of it."""
+        wanted = updates.Wanted.of(request.query)
+        return await self._twin(request, wanted, lambda reading: updates.updates(reading, wanted))
+
+    async def story(self, request: web.Request) -> web.Response:
+        """What happened to one task."""
+        task = _number(request, "task")
+        shown = (await self.watch(request)).shown
+        found = await shown.answer(("story", task), lambda reading: updates.story(reading, task))
+        if b'"story":[]' in found.body:
+            raise Refusal("not_found", f"no task {task} was leased so far", do="Look at the list of updates.")
+        return _json(request, found)
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """That it has moved."""
+        watch = await self.watch(request)
+        if sum(other.listeners for other in self._watches.values()) >= LISTENERS_MAX:
+            raise Refusal("not_now", "too many listen", retry_after_s=5)
+        return await follow(request, watch, lambda: self._may_look(request))
+
+    def _may_look(self, request: web.Request) -> bool:
+        with suppress(Refusal):
+            self.door.admit(request, Right.WATCH)
+            return True
+        return False
+
+    # --- several runs ------------------------------------------------------------------------------------------------
+
+    async def listed(self, request: web.Request) -> web.Response:
+        """Which runs there are."""
+        return _json(request, await self.off_loop(lambda: Answer.of(self.runs.listed())))
+
+    async def compare(self, request: web.Request) -> web.Response:
+        """Runs side by side."""
+        names = list(dict.fromkeys(request.query.getall("run", [])))
+        if len(names) > comparison.RUNS_MAX:
+            raise InvalidValue(f"{len(names)} runs are asked for; compare at most {comparison.RUNS_MAX}")
+        return _json(request, await self.off_loop(lambda: Answer.of(self._compared(names))))
+
+    def _compared(self, names: list[str]) -> dict[str, Any]:
+        parts = {}
+        for name in names:
+            reading = self.runs.get(name)
+            if reading is None:
+                raise Refusal("not_found", f"there is no run {name[:100]!r}", do="Look at the list of runs at /.")
+            with reading.lock:
+                reading.refresh()
+                parts[name] = comparison.part(reading, len(names))
+        return comparison.comparison(parts)
+
+    async def into(self, request: web.Request) -> web.Response:
+        """A run's own page."""
+        return to(f"{request.path}/")
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    async def page(self, request: web.Request) -> web.Response:
+        """The one page: its script shows what the path means."""
+        if "run" in request.match_info:
+            self.warm(request.match_info["run"])
+        return sent(await self.off_loop(lambda: self.assets.load(PAGE)), request)
+
+    async def static(self, request: web.Request) -> web.Response:
+        """A file of the page."""
+        name = request.match_info["name"]
+        return sent(await self.off_loop(lambda: self.assets.load(name)), request)
+
+    # --- who looks ---------------------------------------------------------------------------------------------------
+
+    async def session(self, request: web.Request) -> web.Response:
+        """Who the visitor is."""
+        visitor = self.door.visitor(request)
+        role = visitor.role.value if visitor.role else None
+        return answer({"role": role, "open": self.door.tokens is None, "csrf": visitor.csrf, "ui": self.many})
+
+    async def login(self, request: web.Request) -> web.Response:
+        """Exchange a token for a cookie."""
+        if not same_origin(request):
+            raise Refusal("not_allowed", "this came from a page of another site", do="Use the form at /login.")
+        response = to("/")
+        self.door.log_in(request, await _token(request), response)
+        return response
+
+    async def logout(self, request: web.Request) -> web.Response:
+        """Forget who the visitor is."""
+        response = to("/login")
+        self.door.log_out(request, response)
+        return response
+
+    async def step_in(self, request: web.Request) -> web.Response:
+        """Quarantine a worker, or readmit it."""
+        if self.act is None:
+            raise Refusal("not_found", "this run is not served here", do="Use the page of its server.")
+        await self.act(request.match_info["what"], _number(request, "worker"))
+        shown = (await self.watch(request)).shown
+        await shown.off_loop(lambda: shown.reading.refresh(least_s=0.0))  # whoever did it looks at it next
+        return web.Response(status=204)
+
+
+def to(path: str) -> web.Response:
+    """The way to another page; not an exception, because it may carry a cookie."""
+    return web.Response(status=303, headers={"Location": path})
+
+
+def _json(request: web.Request, found: Answer) -> web.Response:
+    return packed(request, found.body, found.packed, "application/json")
+
+
+def _number(request: web.Request, name: str) -> int:
+    text = request.match_info[name]
+    if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX):
+        raise InvalidValue(f"{name} is {text[:40]!r} but must be a whole number >= 0")
+    return int(text)
+
+
+async def _token(request: web.Request) -> str:
+    """The token in a form or in JSON."""
+    try:
+        if request.content_type == "application/json":
+            body = json.loads(await request.read())
+            token = body.get("token") if isinstance(body, dict) else None
+        else:
+            token = (await request.post()).get("token")
+    except ValueError as error:
+        raise InvalidValue("the body can be read neither as a form nor as JSON") from error
+    if not isinstance(token, str) or not token.strip():
+        raise InvalidValue("the body needs a token")
+    return token.strip()
