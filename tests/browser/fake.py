@@ -17,11 +17,13 @@ from typing import Any
 
 from aiohttp import web
 
+from offbeat.web.asynchrony import spent_in_all
 from offbeat.web.pages import HEADERS, STATIC, plotly_path
 
 PATIENCE_S = 20.0
 ADMIN, VIEWER = "ob_admin", "ob_viewer"
 ALPHA = 0.6
+SPENT = {"download": 0.1, "train": 0.6, "upload": 0.2}
 OUTCOMES = ("applied",) * 17 + ("too_stale", "too_stale", "not_finite")
 
 Json = Any
@@ -106,6 +108,7 @@ class Story:
                 "mixed_s": arrived + waited if applied else None,
                 "samples": 80,
                 "gradients": 10,
+                "spent": {f"{name}_s": part * (arrived - leased) for name, part in SPENT.items()},
             }
         )
 
@@ -164,10 +167,10 @@ class Story:
         largest = max(counts, default=0)
         latest = self.updates[-1500:]
         lines = list({update["worker"]: update["name"] for update in reversed(latest)}.items())[:60]
-        keys = ("task", "worker", "leased_s", "arrived_s", "mixed_s", "staleness", "outcome")
+        keys = ("task", "worker", "leased_s", "arrived_s", "mixed_s", "staleness", "outcome", "spent")
         known = {worker for worker, _ in lines}
         tasks = [{key: update[key] for key in keys} for update in latest if update["worker"] in known]
-        nothing = {"arrived_s": None, "mixed_s": None, "staleness": None, "outcome": None}
+        nothing = {"arrived_s": None, "mixed_s": None, "staleness": None, "outcome": None, "spent": None}
         opened = [worker for worker in self.people if worker["worker"] in known and worker["state"] == "working"]
         tasks += [
             {"task": 10_000 + worker["worker"], "worker": worker["worker"], "leased_s": worker["free_s"], **nothing}
@@ -183,6 +186,7 @@ class Story:
                 "to_s": self.at_s,
                 "workers": [{"worker": worker, "name": name} for worker, name in lines],
                 "tasks": tasks,
+                "spent": spent_in_all(tasks),
             },
             "in_flight": [
                 {"at_s": i * self.at_s / 300, "in_flight": round(7 + 3 * math.sin(i / 9) + i % 3)}

@@ -42,6 +42,7 @@ from offbeat.protocol.messages import (
     RequestEnded,
     SendTask,
     ServerRestarted,
+    Spent,
     TaskRequested,
     TellFinished,
     TellQuarantined,
@@ -138,6 +139,14 @@ STORIES: list[tuple[Event, list[Command], list[dict[str, Any]]]] = [
         UpdateArrived(9.0, 3, 7, 50, 10, base_gone=True),
         [],
         [PUSHED | {"kind": "arrived", "samples": 50, "gradients": 10, "finite": 1, "detail": '{"base_gone": true}'}],
+    ),
+    (
+        UpdateArrived(9.0, 3, 7, 50, 10, spent=Spent(0.5, 2.0, 0.25)),
+        [],
+        [
+            PUSHED
+            | {"kind": "arrived", "samples": 50, "gradients": 10, "finite": 1, "detail": '{"spent": [0.5, 2.0, 0.25]}'}
+        ],
     ),
     (
         TimePassed(9.0),

@@ -108,3 +108,23 @@ def test_where_there_are_tokens_a_scrape_needs_one(tmp_path: Path) -> None:
         running.server.service.tokens = book
         for path in ("/metrics", "/v1/metrics"):
             refused(running.call("GET", path), 401, "no_token")
+
+
+def test_where_the_time_of_a_task_went_is_kept_where_the_worker_says_it(tmp_path: Path) -> None:
+    with serving(tmp_path) as running:
+        worker = Worker(running)
+        for seconds in ({"Offbeat-Download-S": "0.25", "Offbeat-Train-S": "1.5"}, {}):
+            lease = worker.lease()
+            data = worker.train(lease)
+            path = f"/v1/tasks/{lease['task']}/update"
+            assert running.call("PUT", path, data, worker.head(data) | seconds).status == 200
+        lease = worker.lease()
+        for wrong in ("-1", "soon", "nan", "inf", "1e10"):
+            head = worker.head(data) | {"Offbeat-Train-S": wrong}
+            assert "Offbeat-Train-S" in refused(running.call("PUT", path, data, head), 400, "bad_request")["message"]
+    with Ledger.open(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
+        told, silent = ledger.arrivals().values()
+    assert silent.spent is None
+    assert told.spent is not None
+    assert (told.spent.download_s, told.spent.train_s) == (0.25, 1.5)
+    assert 0 < told.spent.upload_s < 30

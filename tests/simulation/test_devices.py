@@ -16,7 +16,7 @@ from offbeat.core.rules import fedasync
 from offbeat.errors import InvalidValue
 from offbeat.protocol import invariants
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.messages import Command, Decision, Event, Lease, MixUpdate, UpdateArrived
+from offbeat.protocol.messages import Command, Decision, Event, Lease, MixUpdate, Spent, UpdateArrived
 from offbeat.protocol.plan import Plan
 from offbeat.sim.devices import Distributed, device_model
 from offbeat.sim.engine import Engine
@@ -316,8 +316,8 @@ class NoVectors:
     def awaited(self, lease: Lease) -> Job | None:  # noqa: ARG002 (nothing is ever awaited)
         return None
 
-    def arrived(self, lease: Lease, at: float) -> UpdateArrived:
-        return UpdateArrived(at, lease.worker, lease.task, samples=1, gradients=1)
+    def arrived(self, lease: Lease, at: float, spent: Spent | None) -> UpdateArrived:
+        return UpdateArrived(at, lease.worker, lease.task, samples=1, gradients=1, spent=spent)
 
     def mix(self, decision: Decision) -> None:
         """Nothing to mix."""

@@ -20,7 +20,7 @@ class NoVectors:
     def lease(self, lease): pass
     def start(self, lease): pass
     def awaited(self, lease): return None
-    def arrived(self, lease, at): return UpdateArrived(at, lease.worker, lease.task, 1, 10)
+    def arrived(self, lease, at, spent): return UpdateArrived(at, lease.worker, lease.task, 1, 10)
     def mix(self, decision): pass
     def publish(self): pass
     def forget(self, task): pass

@@ -48,7 +48,7 @@ JOINED = {
 def finished_in(folder: Path) -> Finished:
     path = folder / "r1-3.safetensors"
     path.write_bytes(DATA)
-    return Finished(path, "r1", 3, "d" * 64, len(DATA), 100, 10, {"loss": 0.5}, "abc")
+    return Finished(path, "r1", 3, "d" * 64, len(DATA), 100, 10, {"loss": 0.5}, "abc", 0.25, 1.5)
 
 
 @pytest.fixture
@@ -113,6 +113,8 @@ def test_an_update_is_sent_after_the_server_said_that_it_wants_it(finished: Fini
         "Offbeat-Digest": "d" * 64,
         "Offbeat-Samples": "100",
         "Offbeat-Gradients": "10",
+        "Offbeat-Download-S": "0.250000",
+        "Offbeat-Train-S": "1.500000",
         "Offbeat-Layout": "abc",
         "Offbeat-Size": str(len(DATA)),
         "Offbeat-Offset": "0",

@@ -53,13 +53,14 @@ def test_the_overview_says_what_the_rows_say(some: Looked) -> None:
         "name": "run",
         "dir": str(some.folder),
         "task": "tests.simulation.quadratic.Quadratic",
-        "rule": "fedasync",
+        "rule": "fedasync, alpha 0.6, polynomial:0.5",
         "state": "finished",
         "served": False,
     }
     assert (found["t"], found["epochs"], found["applied"]) == (told.t, 60, len(told.applied))
     assert found["gradients"] == sum(row.gradients or 0 for row in told.applied)
-    assert found["in_flight"] == len(told.open_at(told.rows[-1].at))
+    assert told.open_at(told.rows[-1].at)
+    assert found["in_flight"] == 0, "nobody waits for what is still out when a run is finished"
     assert found["queued"] == 0
     assert found["workers"] == DEVICES
     assert found["rejected"] == told.rejected()
@@ -253,6 +254,34 @@ def test_the_timeline_tells_of_every_task(some: Looked) -> None:
     assert any(task["outcome"] is None for task in found["tasks"])
     assert found["from_s"] == 0.0
     assert found["to_s"] == told.rows[-1].at
+
+
+def test_the_time_of_a_task_is_told_by_what_it_was_spent_on(tmp_path: Path) -> None:
+    run = simulated(tmp_path, down_mbps=0.001, up_mbps="uniform:0.0005,0.001", queue_max=1, mix_s=0.5)
+    found = asynchrony.asynchrony(Looked(tmp_path, run).reading)["timeline"]
+    arrived = [task for task in found["tasks"] if task["arrived_s"] is not None]
+    assert len({task["spent"]["upload_s"] for task in arrived}) > 3
+    assert {round(task["spent"]["download_s"], 9) for task in arrived} == {4 / 125}, (
+        "one number of 4 bytes at 125 bytes/s"
+    )
+    waited = {}
+    for task in arrived:
+        waited[task["task"]] = task["arrived_s"] - task["leased_s"] - sum(task["spent"].values())
+        assert waited[task["task"]] >= -1e-9
+    assert max(waited.values()) > 0.1, "some were told to come back, and waited"
+    assert found["spent"]["waiting_s"] == pytest.approx(sum(waited.values()))
+    assert found["spent"]["train_s"] == pytest.approx(sum(task["spent"]["train_s"] for task in arrived))
+    queued = sum(task["mixed_s"] - task["arrived_s"] for task in arrived if task["mixed_s"] is not None)
+    assert queued > 0
+    assert found["spent"]["queued_s"] == pytest.approx(queued)
+    assert all(task["spent"] is None for task in found["tasks"] if task["arrived_s"] is None)
+
+
+def test_without_links_all_of_it_is_training(some: Looked) -> None:
+    found = asynchrony.asynchrony(some.reading)["timeline"]
+    took = sum(task["arrived_s"] - task["leased_s"] for task in found["tasks"] if task["arrived_s"] is not None)
+    assert found["spent"]["train_s"] == pytest.approx(took)
+    assert (found["spent"]["download_s"], found["spent"]["upload_s"]) == (0, 0)
 
 
 def test_the_number_in_flight_is_that_of_the_moment(some: Looked) -> None:

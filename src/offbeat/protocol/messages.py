@@ -9,6 +9,7 @@ Rules kept here:
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from offbeat.core.rules import Mix
 
@@ -60,6 +61,14 @@ class Decision:
     mix: Mix | None
     samples: int
     gradients: int
+
+
+class Spent(NamedTuple):
+    """Where a worker's time went; the rest of the time from its lease to the arrival of its update, it waited."""
+
+    download_s: float
+    train_s: float
+    upload_s: float
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -147,6 +156,8 @@ class UpdateArrived:
     """sha256 of the update's bytes, where they lie in a file."""
     base_gone: bool = False
     """The data plane no longer has x_tau, which the rule or the gate needs."""
+    spent: Spent | None = None
+    """For people who look; nothing is decided by it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ from aiohttp.web_protocol import RequestPayloadError
 
 from offbeat.errors import InvalidValue, LayoutMismatch
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.messages import AnswerPush, BadUpdateArrived, Command, Outcome, UpdateArrived
+from offbeat.protocol.messages import AnswerPush, BadUpdateArrived, Command, Outcome, Spent, UpdateArrived
 from offbeat.server.hub import Stuck
 from offbeat.server.refusals import OUTCOMES, Refusal, answer
-from offbeat.server.service import Service, number_in_head, number_in_path, service_of, session_of
+from offbeat.server.service import Service, number_in_head, number_in_path, seconds_in_head, service_of, session_of
 from offbeat.server.updates import DiskFull, Upload, WrongDigest, WrongOffset
 from offbeat.wire import BadPayload
 
@@ -51,6 +51,8 @@ class Head:
     samples: int
     gradients: int
     metrics: dict[str, float]
+    download_s: float
+    train_s: float
 
 
 @dataclass(slots=True)
@@ -139,11 +141,12 @@ async def push(request: web.Request) -> web.Response:
         commands = await _early(service, head)  # another request may have brought it meanwhile
         if commands is None:
             service.run.updates.set_aside(head.task, idle=False)
+            began = monotonic()
             if not uploads.has(head, service):
                 uploads.whole.pop(head.task, None)
                 await _receive(request, service, head)
                 uploads.whole[head.task] = head.digest
-            commands = await _judged(service, head, uploads)
+            commands = await _judged(service, head, uploads, monotonic() - began)
             if _outcome(commands) is Outcome.BUSY:
                 service.run.updates.set_aside(head.task, idle=True)
             else:
@@ -180,7 +183,8 @@ def _head(request: web.Request, service: Service) -> Head:
         raise Refusal("wrong_layout", "the update is of another layout than this run's model")
     samples = number_in_head(request, "Offbeat-Samples", 1)
     gradients = number_in_head(request, "Offbeat-Gradients", 0)
-    return Head(task, session.worker, digest, size, begin, samples, gradients, _metrics(request))
+    spent = (seconds_in_head(request, "Offbeat-Download-S"), seconds_in_head(request, "Offbeat-Train-S"))
+    return Head(task, session.worker, digest, size, begin, samples, gradients, _metrics(request), *spent)
 
 
 def _metrics(request: web.Request) -> dict[str, float]:
@@ -343,8 +347,9 @@ async def _bad(service: Service, head: Head, error: InvalidValue) -> Refusal:
 # --- after the body --------------------------------------------------------------------------------------------------
 
 
-async def _judged(service: Service, head: Head, uploads: Uploads) -> list[Command]:
-    numbers = (head.worker, head.task, head.samples, head.gradients, head.digest)
+async def _judged(service: Service, head: Head, uploads: Uploads, upload_s: float) -> list[Command]:
+    spent = Spent(head.download_s, head.train_s, upload_s) if head.train_s else None  # it did not say
+    numbers = (head.worker, head.task, head.samples, head.gradients, head.digest, spent)
     try:
         decision = await service.off_loop(service.run.push, *numbers)
         return await asyncio.shield(asyncio.wrap_future(decision))

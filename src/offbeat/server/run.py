@@ -33,6 +33,7 @@ from offbeat.protocol.messages import (
     MixUpdate,
     Outcome,
     ServerRestarted,
+    Spent,
     TimePassed,
     UpdateArrived,
 )
@@ -198,7 +199,9 @@ class ServedRun:
 
     # --- pushes ------------------------------------------------------------------------------------------------------
 
-    def push(self, worker: int, task: int, samples: int, gradients: int, digest: str) -> "Future[list[Command]]":
+    def push(
+        self, worker: int, task: int, samples: int, gradients: int, digest: str, spent: Spent | None = None
+    ) -> "Future[list[Command]]":
         """A whole update lies on the disk: look at it here, let it be decided on there. Blocks while it looks."""
         try:
             update = self.updates.mapped(task)
@@ -211,7 +214,9 @@ class ServedRun:
                 pin.enter_context(self.versions.pinned(lease.tau))
             finite, distance, base_gone = self._seen(update, lease)
             answer = self.hub.tell(
-                lambda at: UpdateArrived(at, worker, task, samples, gradients, finite, distance, digest, base_gone)
+                lambda at: UpdateArrived(
+                    at, worker, task, samples, gradients, finite, distance, digest, base_gone, spent
+                )
             )
             unpin = pin.pop_all()
         answer.add_done_callback(lambda done: self._judged(task, done, unpin))

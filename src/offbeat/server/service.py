@@ -27,6 +27,7 @@ VERSION = version("offbeat")
 PROTOCOL = 1
 """The version of the API; a worker of another one is refused."""
 JSON_BYTES_MAX = 64 << 10
+SECONDS_MAX = 1e9
 NUMBER_DIGITS_MAX = 15
 T = TypeVar("T")
 
@@ -126,6 +127,18 @@ def number_in_head(request: web.Request, name: str, least: int, default: int | N
     if int(text) < least:
         raise Refusal("bad_request", f"the header {name} is {text} but must be >= {least}")
     return int(text)
+
+
+def seconds_in_head(request: web.Request, name: str) -> float:
+    """A number of seconds in a header; 0 where it is not said."""
+    text = request.headers.get(name, "0")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds <= SECONDS_MAX:
+        raise Refusal("bad_request", f"the header {name} is {text!r:.60} but must be seconds, 0 to {SECONDS_MAX:g}")
+    return seconds
 
 
 async def json_of(request: web.Request, known: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from offbeat.core.kernel import Updater, mixed
 from offbeat.core.layout import Model
-from offbeat.protocol.messages import Decision, Lease, UpdateArrived
+from offbeat.protocol.messages import Decision, Lease, Spent, UpdateArrived
 from offbeat.sim.executors import Evaluation, Executor, Job
 from offbeat.task import Update, Work
 
@@ -44,7 +44,7 @@ class Plane:
         job = self._jobs.get(lease.task)
         return job if job is not None and not job.done else None
 
-    def arrived(self, lease: Lease, at: float) -> UpdateArrived:
+    def arrived(self, lease: Lease, at: float, spent: Spent | None) -> UpdateArrived:
         """What the data plane sees of an update; one that is over already is only announced again."""
         job = self._jobs.get(lease.task)
         if job is None:
@@ -53,8 +53,8 @@ class Plane:
         reference = job.x_tau.vector if self.needs_distance else None
         seen = self.updater.measure(update.x_new.vector, reference)
         distance = seen.distance if self.needs_distance else None
-        trained = update.trained
-        return UpdateArrived(at, lease.worker, lease.task, trained.samples, trained.gradients, seen.finite, distance)
+        numbers = (update.trained.samples, update.trained.gradients, seen.finite, distance)
+        return UpdateArrived(at, lease.worker, lease.task, *numbers, spent=spent)
 
     def mix(self, decision: Decision) -> None:
         """Apply a decision's coefficients to w."""

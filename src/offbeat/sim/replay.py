@@ -6,7 +6,7 @@ events again. What cannot be replayed, the vectors, is in the checkpoint.
 
 from collections.abc import Iterator, Mapping
 
-from offbeat.protocol.messages import Decision, Evaluated, Lease, UpdateArrived
+from offbeat.protocol.messages import Decision, Evaluated, Lease, Spent, UpdateArrived
 from offbeat.sim.executors import Evaluation, Job
 
 
@@ -31,7 +31,7 @@ class Replayed:
         """Nothing has to be waited for."""
         return None
 
-    def arrived(self, lease: Lease, at: float) -> UpdateArrived:  # noqa: ARG002 (the next one recorded is this one)
+    def arrived(self, lease: Lease, at: float, spent: Spent | None) -> UpdateArrived:  # noqa: ARG002 (it is recorded)
         """What the data plane saw then."""
         return next(self._arrivals)
 

@@ -15,6 +15,7 @@ from offbeat.protocol.messages import (
     FleetJoined,
     Lease,
     Outcome,
+    Spent,
     TaskRequested,
     WorkerJoined,
     WorkerLeft,
@@ -30,6 +31,8 @@ class Arrival(NamedTuple):
 
     at: float
     lease: Lease
+    spent: Spent | None = None
+    """Where links take time."""
 
 
 Happening = Event | Arrival
@@ -76,7 +79,7 @@ class Fleet:
         self.size, self.model, self.seed = size, model, seed
         self.workers, self.model_bytes, self.amount = size * tasks_per_device, model_bytes, amount
         self._busy_until: dict[int, float] = {}
-        self._pushed: dict[int, Lease] = {}
+        self._pushed: dict[int, Arrival] = {}
         """Tasks whose update is on its way, to be pushed again where the server is busy."""
         self._away: set[int] = set()
         """Workers that lost their task and will ask again by themselves."""
@@ -92,7 +95,8 @@ class Fleet:
         """Download, compute, upload; or the device is lost on the way, and asks again when it is back."""
         down, up = self.model.link(lease.device)
         compute_s = self.model.compute_s(lease.device, lease.number) * self.amount(lease)
-        done = at + self.model_bytes / down + compute_s + self.model_bytes / up
+        download_s, upload_s = self.model_bytes / down, self.model_bytes / up
+        done = at + download_s + compute_s + upload_s
         away = self.model.available_until(lease.device, at)
         unlucky = self._unlucky(lease)
         if away < done or unlucky:
@@ -104,13 +108,14 @@ class Fleet:
             return
         self._busy_until[lease.worker] = done
         self._away.discard(lease.worker)
-        self._pushed[lease.task] = lease
-        yield Arrival(done, lease)
+        spent = Spent(download_s, compute_s, upload_s) if download_s or upload_s else None
+        self._pushed[lease.task] = arrival = Arrival(done, lease, spent)
+        yield arrival
 
     def answered(self, answer: AnswerPush, at: float) -> Iterator[Happening]:
         """Whoever was told to come back pushes again; everybody else asks for the next task."""
         if answer.outcome is Outcome.BUSY:
-            yield Arrival(at + self._patience(answer), self._pushed[answer.task])
+            yield self._pushed[answer.task]._replace(at=at + self._patience(answer))
             return
         self._pushed.pop(answer.task, None)
         yield from self._free(answer.worker, at)

@@ -35,6 +35,7 @@ from offbeat.protocol.messages import (
     RequestEnded,
     SendTask,
     ServerRestarted,
+    Spent,
     TaskRequested,
     TimePassed,
     UpdateArrived,
@@ -151,12 +152,13 @@ def _bad_update(event: BadUpdateArrived) -> Entry:
 def _arrived(event: UpdateArrived) -> Entry:
     counts = (int(event.samples), int(event.gradients))
     values = (event.at, event.task, event.worker, *counts, 1 if event.finite else 0)
-    if event.distance is None and not event.digest and not event.base_gone:
+    if event.distance is None and not event.digest and not event.base_gone and event.spent is None:
         return _ARRIVED, values
     distance = None if event.distance is None else float(event.distance)
     facts: dict[str, object] = {"distance": "nan"} if distance is not None and isnan(distance) else {}
     facts |= {"digest": event.digest} if event.digest else {}
     facts |= {"base_gone": True} if event.base_gone else {}
+    facts |= {"spent": event.spent} if event.spent is not None else {}
     return _DESCRIBED, (*values, distance, _detail(**facts) if facts else None)
 
 
@@ -270,7 +272,8 @@ def as_arrival(row: Any) -> UpdateArrived:
     """The event that an `arrived` row holds."""
     detail = {} if row.detail is None else json.loads(row.detail)
     seen = (row.samples, row.gradients, bool(row.finite), row.distance)
-    named = (detail.get("digest", ""), detail.get("base_gone", False))
+    spent = Spent(*detail["spent"]) if "spent" in detail else None
+    named = (detail.get("digest", ""), detail.get("base_gone", False), spent)
     return UpdateArrived(row.at, row.worker, row.task, *seen, *named)
 
 

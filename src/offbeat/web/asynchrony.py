@@ -1,11 +1,13 @@
 """Owns what asynchrony does to a run: how stale updates are, what they weigh, who works when, how many at a time."""
 
+import json
 from collections import Counter
 from typing import Any
 
 from offbeat import method
 from offbeat.core.rules import Facts
 from offbeat.errors import OffbeatError
+from offbeat.protocol.messages import Spent
 from offbeat.settings import Settings
 from offbeat.web.fleet import Worker
 from offbeat.web.reading import Reading
@@ -96,12 +98,14 @@ def timeline(reading: Reading) -> dict[str, Any]:
     chosen = sorted(tally.fleet.workers.values(), key=lambda worker: (-worker.seen_at, worker.number))[:WORKERS_MAX]
     active = [worker for worker in chosen if worker.tasks]
     tasks = _open(tally, active) + _ended(tally, {worker.number for worker in active})
-    tasks.sort(key=lambda task: task["task"], reverse=True)
+    tasks = sorted(tasks, key=lambda task: int(task["task"]), reverse=True)[:TASKS_MAX]
+    _tell_spent(reading, tasks)
     return {
         "from_s": min((task["leased_s"] for task in tasks), default=0.0),
         "to_s": reading.now(),
         "workers": [{"worker": worker.number, "name": worker.name} for worker in active],
-        "tasks": tasks[:TASKS_MAX],
+        "tasks": tasks,
+        "spent": spent_in_all(tasks),
     }
 
 
@@ -131,3 +135,38 @@ def _task(ended: Ended, tally: Tally) -> dict[str, Any]:
         "staleness": ended.staleness,
         "outcome": ended.outcome or None,
     }
+
+
+# --- where the time goes ---------------------------------------------------------------------------------------------
+
+
+def _tell_spent(reading: Reading, tasks: list[dict[str, Any]]) -> None:
+    """Add to each task that arrived how long its worker downloaded, trained and uploaded; null where nobody said."""
+    arrived = [task["task"] for task in tasks if task["arrived_s"] is not None]
+    with reading.connected() as ledger:
+        places = ", ".join("?" * len(arrived))
+        query = f"SELECT task, detail FROM events WHERE kind = 'arrived' AND task IN ({places}) ORDER BY sequence"  # noqa: S608 (question marks)
+        details = dict(ledger.execute(query, arrived))
+    for task in tasks:
+        said = json.loads(details.get(task["task"]) or "{}").get("spent")
+        if said is None and task["arrived_s"] is not None and not reading.served:
+            said = (0.0, task["arrived_s"] - task["leased_s"], 0.0)  # simulated, with links that take no time
+        task["spent"] = None if said is None else Spent(*said)._asdict()
+
+
+def spent_in_all(tasks: list[dict[str, Any]]) -> dict[str, float]:
+    """Seconds of the tasks of which it is known, by what they were spent on; they are all of their time.
+
+    >>> spent = {"download_s": 1.0, "train_s": 5.0, "upload_s": 2.0}
+    >>> spent_in_all([{"leased_s": 10.0, "arrived_s": 20.0, "mixed_s": 20.5, "spent": spent}])
+    {'download_s': 1.0, 'train_s': 5.0, 'waiting_s': 2.0, 'upload_s': 2.0, 'queued_s': 0.5}
+    """
+    total = dict.fromkeys(("download_s", "train_s", "waiting_s", "upload_s", "queued_s"), 0.0)
+    for task in tasks:
+        if task["spent"] is None:
+            continue
+        for name, seconds in task["spent"].items():
+            total[name] += seconds
+        total["waiting_s"] += max(0.0, task["arrived_s"] - task["leased_s"] - sum(task["spent"].values()))
+        total["queued_s"] += max(0.0, (task["mixed_s"] or task["arrived_s"]) - task["arrived_s"])
+    return total

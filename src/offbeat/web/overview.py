@@ -25,7 +25,7 @@ def overview(reading: Reading) -> dict[str, Any]:
         "epochs": epochs_of(reading.settings),
         "applied": tally.applied,
         "gradients": tally.gradients,
-        "in_flight": len(tally.open),
+        "in_flight": 0 if reading.state == "finished" else len(tally.open),  # what is still out is not wanted any more
         "queued": tally.queued,
         "workers": tally.fleet.here(),
         "rejected": dict(tally.rejected),
@@ -49,10 +49,23 @@ def about(reading: Reading) -> dict[str, Any]:
         "name": reading.name,
         "dir": str(reading.folder),
         "task": settings.get("task"),
-        "rule": settings.get("rule"),
+        "rule": rule_of(settings),
         "state": reading.state,
         "served": reading.served,
     }
+
+
+def rule_of(settings: dict[str, Any]) -> str | None:
+    """The rule with what it depends on, as a method of `compare` is written.
+
+    >>> rule_of({"rule": "fedasync", "alpha": 0.6, "staleness_fn": "polynomial:0.5"})
+    'fedasync, alpha 0.6, polynomial:0.5'
+    """
+    rule = settings.get("rule")
+    if rule is None or str(rule).startswith("fedavg"):  # a mean, in which neither has a part
+        return rule
+    alpha = [f"alpha {settings['alpha']:g}"] if "alpha" in settings else []
+    return ", ".join([str(rule), *alpha, *filter(None, [settings.get("staleness_fn")])])
 
 
 def curve(tally: Tally, most: int) -> list[dict[str, Any]]:

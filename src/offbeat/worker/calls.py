@@ -181,6 +181,8 @@ class Calls:
             "Offbeat-Digest": finished.digest,
             "Offbeat-Samples": str(finished.samples),
             "Offbeat-Gradients": str(finished.gradients),
+            "Offbeat-Download-S": f"{finished.download_s:.6f}",
+            "Offbeat-Train-S": f"{finished.train_s:.6f}",
             "Offbeat-Layout": finished.layout,
             "Offbeat-Size": str(finished.size),
             "Offbeat-Offset": str(offset),

@@ -48,12 +48,10 @@ class Delivery:
             self._outbox.drop(held)
         self.unsent = None
 
-    def keep(self, run: str, task: int, model: Model, trained: Trained) -> Finished:
+    def keep(self, run: str, task: int, model: Model, trained: Trained, download_s: float, train_s: float) -> Finished:
         """Bring an update to the disk."""
-        samples, gradients, metrics = trained
-        self.unsent = self._written(
-            lambda: self._outbox.keep(run, task, model, samples=samples, gradients=gradients, metrics=metrics)
-        )
+        facts = {**trained._asdict(), "download_s": download_s, "train_s": train_s}
+        self.unsent = self._written(lambda: self._outbox.keep(run, task, model, **facts))
         return self.unsent
 
     def push(self, finished: Finished, *, resume: bool = False) -> None:

@@ -166,9 +166,12 @@ class Worker:
     def _do(self, run: str, task: Task, layout: Layout, lease: Lease) -> None:
         try:
             with self.interrupts.allowed(lease.task):
+                began = monotonic()
                 model = self._server.pull(lease, layout, self._contact.trouble.after)
                 self._contact.trouble.over()
+                pulled = monotonic()
                 trained = self._trained(task, model, lease)
+                spent = (pulled - began, monotonic() - pulled)
         except Revoked:
             self.say(f"task {lease.task} is not wanted any more")
         except Refused as refused:
@@ -181,7 +184,7 @@ class Worker:
             self._failed(lease.task, error)
         else:
             self._failures = 0
-            self._delivery.push(self._delivery.keep(run, lease.task, model, trained))
+            self._delivery.push(self._delivery.keep(run, lease.task, model, trained, *spent))
 
     def _trained(self, task: Task, model: Model, lease: Lease) -> Trained:
         """Train what was pulled in its place: nobody else has it."""

@@ -63,6 +63,8 @@ class Finished:
     metrics: Mapping[str, float]
     layout: str
     """The fingerprint of the model's layout."""
+    download_s: float = 0.0
+    train_s: float = 0.0
 
     @property
     def record(self) -> Path:
@@ -106,7 +108,16 @@ class Outbox:
     # --- updates -----------------------------------------------------------------------------------------------------
 
     def keep(
-        self, run: str, task: int, model: Model, *, samples: int, gradients: int, metrics: Mapping[str, float]
+        self,
+        run: str,
+        task: int,
+        model: Model,
+        *,
+        samples: int,
+        gradients: int,
+        metrics: Mapping[str, float],
+        download_s: float = 0.0,
+        train_s: float = 0.0,
     ) -> Finished:
         """Bring an update to the disk: when this returns it is there until it is dropped, or a newer one is kept."""
         path = self._vector(run, task)
@@ -119,7 +130,7 @@ class Outbox:
             with _writing(path):
                 digest, size = self._write(path, model)
                 told = (digest, size, int(samples), int(gradients), numbers, model.layout.fingerprint)
-                finished = Finished(path, run, int(task), *told)
+                finished = Finished(path, run, int(task), *told, download_s, train_s)
                 self.disk.write_whole(finished.record, [_told(order, finished)])
         except BaseException:
             self._forget(path)

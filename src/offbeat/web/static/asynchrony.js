@@ -17,7 +17,11 @@ export const asynchrony = {
     const part = (name, height) => ({ said: h("p", { class: "quiet" }), place: chart(name, height) });
     const staleness = part("Histogram of staleness", 300);
     const weights = part("alpha_t against staleness", 300);
-    const tasks = { ...part("Timeline of tasks", 320), legend: h("ul", { class: "legend", "aria-label": "Legend" }) };
+    const tasks = {
+      ...part("Timeline of tasks", 320),
+      legend: h("ul", { class: "legend", "aria-label": "Legend" }),
+      share: h("div", { class: "stack" }),
+    };
     const busy = part("Tasks in flight over time", 240);
     const said = h("p", { class: "quiet" }, "How stale updates are, what they weigh, and who works when.");
     main.replaceChildren(
@@ -28,7 +32,7 @@ export const asynchrony = {
         card("staleness", "Staleness of mixed updates", staleness.said, staleness.place),
         card("weights", "What an update weighs", weights.said, weights.place),
       ),
-      card("timeline", "Tasks of each worker", tasks.said, tasks.legend, tasks.place),
+      card("timeline", "Tasks of each worker", tasks.said, tasks.legend, tasks.place, tasks.share),
       card("in-flight", "In flight over time", busy.said, busy.place),
     );
     return {

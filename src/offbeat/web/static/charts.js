@@ -7,7 +7,7 @@ import { h } from "./elements.js";
 const LIBRARY = "/static/plotly.min.js";
 export const touch = window.matchMedia("(pointer: coarse)");
 const CONFIG = { displayModeBar: false, responsive: true, doubleClick: "reset", showTips: false };
-const INKS = ["ink", "quiet", "line", "card", "accent", "soft", "bad", "warm"];
+const INKS = ["ink", "quiet", "line", "card", "accent", "soft", "bad", "warm", "move"];
 const LOADING = "The chart is being loaded.";
 const FAILED = "The chart could not be loaded; its numbers are in the JSON, which the foot of the page links to.";
 const drawn = new Map();

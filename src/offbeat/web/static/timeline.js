@@ -1,27 +1,37 @@
-// Owns the timeline: a line for each worker, a bar for each task from lease to arrival, a thin one until it was mixed.
+// Owns the timeline: a line for each worker, a bar for each task from lease to arrival, within it what the worker did,
+// and a thin one until it was mixed.
 
 import { draw, empty, safe, short, touch } from "./charts.js";
-import { fill, h } from "./elements.js";
-import { count, duration, number, plain, unit } from "./words.js";
+import { fill, h, shown } from "./elements.js";
+import { about, count, duration, number, plain, unit } from "./words.js";
 
 const LINE_PX = 15;
 const TOUCH = "Touch a bar for its story.";
 const MOUSE = "Point at a bar to read it, click it for its story; drag to zoom in, double-click to zoom out.";
+const SPENT = [
+  ["train_s", "training"],
+  ["download_s", "download"],
+  ["upload_s", "upload"],
+  ["waiting_s", "waiting"],
+  ["queued_s", "in the server's queue"],
+];
 const narrow = window.matchMedia("(max-width: 640px)");
 
 /** Shows it; `open(task)` is called for the bar that is clicked. */
-export function timeline(data, { said, legend, place }, open) {
+export function timeline(data, { said, legend, share, place }, open) {
   const { workers, tasks, to_s: to } = data;
   if (!tasks.length) {
     fill(said);
     fill(legend);
+    fill(share);
     return empty(place, "No task has been given yet.");
   }
   const bars = barsOf(tasks, workers, to);
   const stalest = Math.max(1, ...tasks.map((task) => task.staleness ?? 0));
   const words = `The latest ${count(tasks.length, "task")} of ${count(workers.length, "worker")}.`;
   fill(said, `${words} ${touch.matches ? TOUCH : MOUSE}`);
-  fill(legend, legendOf(stalest, new Set(bars.map((bar) => bar.kind))));
+  fill(legend, legendOf(stalest, new Set(bars.map((bar) => bar.kind)), bars.some(moved)));
+  fill(share, shareOf(data.spent));
   return draw(
     place,
     (inks) => drawing(bars, data, stalest, inks),
@@ -29,14 +39,40 @@ export function timeline(data, { said, legend, place }, open) {
   );
 }
 
-function legendOf(stalest, kinds) {
+function legendOf(stalest, kinds, links) {
   const key = (kind) => h("span", { class: `key ${kind}`, "aria-hidden": "true" });
   return [
     h("li", {}, "staleness 0 ", key("scale"), ` ${number(stalest)}`),
     h("li", {}, key("task"), "lease to arrival"),
+    links && h("li", {}, key("move"), "of that, download and upload"),
     h("li", {}, key("wait"), "waits to be mixed"),
     kinds.has("open") && h("li", {}, key("open"), "no answer"),
     kinds.has("refused") && h("li", {}, key("refused"), "refused"),
+  ];
+}
+
+/** Where the time of all these tasks went, as one bar and in words. */
+function shareOf(spent) {
+  const all = Object.values(spent).reduce((sum, seconds) => sum + seconds, 0);
+  if (!all) return null;
+  const parts = SPENT.filter(([name]) => spent[name] > 0);
+  const piece = ([name]) => {
+    const part = h("span", { class: `part ${name}` });
+    part.style.setProperty("flex-grow", String(spent[name] / all));
+    return part;
+  };
+  const words = ([name, label]) =>
+    h(
+      "li",
+      {},
+      h("span", { class: `key ${name}`, "aria-hidden": "true" }),
+      `${label} `,
+      shown(`timeline.spent.${name}`, spent[name], `${about((100 * spent[name]) / all)} %`),
+    );
+  return [
+    h("h3", {}, "Where the time of these tasks went"),
+    h("div", { class: "share", "aria-hidden": "true" }, ...parts.map(piece)),
+    h("ul", { class: "legend", "aria-label": "Where the time went" }, ...parts.map(words)),
   ];
 }
 
@@ -63,14 +99,38 @@ function kindOf({ arrived_s: arrived, outcome }) {
 
 /** Everything about a task, for whoever points at it. */
 function told(bar) {
-  const { leased_s: leased, arrived_s: arrived, mixed_s: mixed, staleness, outcome } = bar;
+  const { leased_s: leased, arrived_s: arrived, mixed_s: mixed, staleness, outcome, spent } = bar;
   const lines = [`<b>Task ${number(bar.task)}</b>, ${safe(bar.name)}`, `leased at ${duration(leased)}`];
   if (arrived !== null) lines.push(`arrived at ${duration(arrived)}, after ${duration(arrived - leased)}`);
   else lines.push(`${bar.over ? "released without an answer" : "no answer yet"}, after ${duration(bar.end - leased)}`);
+  if (spent) lines.push(spentOn(bar));
   if (mixed !== null && arrived !== null) lines.push(`mixed at ${duration(mixed)}, ${duration(mixed - arrived)} later`);
   if (staleness !== null) lines.push(`staleness ${number(staleness)}`);
   if (outcome !== null && arrived !== null) lines.push(safe(plain(outcome)));
   return lines.join("<br>");
+}
+
+const moved = ({ spent }) => spent !== null && spent.download_s + spent.upload_s > 0;
+
+function spentOn({ leased_s: leased, arrived_s: arrived, spent }) {
+  const { download_s: download, train_s: train, upload_s: upload } = spent;
+  const waiting = Math.max(0, arrived - leased - download - train - upload);
+  const parts = [
+    ["download", download],
+    ["training", train],
+    ["waiting", waiting],
+    ["upload", upload],
+  ];
+  return parts.map(([name, seconds]) => `${name} ${duration(seconds)}`).join(", ");
+}
+
+/** The worker's download at the beginning of its bar, its upload at the end. */
+function movesOf(bars) {
+  const some = bars.filter(moved);
+  return [
+    ...some.map((bar) => ({ ...bar, from: bar.leased_s, until: Math.min(bar.end, bar.leased_s + bar.spent.download_s) })),
+    ...some.map((bar) => ({ ...bar, from: Math.max(bar.leased_s, bar.end - bar.spent.upload_s), until: bar.end })),
+  ];
 }
 
 // --- for plotly ------------------------------------------------------------------------------------------------------
@@ -91,6 +151,7 @@ function drawing(bars, { from_s: from, to_s: to, workers }, stalest, inks) {
     label: `Timeline of ${count(bars.length, "task")} of ${count(workers.length, "worker")}, coloured by staleness`,
     traces: [
       trace(of("task"), 0.74, "leased_s", "end", applied(of("task"), stalest, inks)),
+      trace(movesOf(bars), 0.3, "from", "until", { color: inks.move }),
       trace(of("refused"), 0.74, "leased_s", "end", hatched(inks)),
       trace(of("open"), 0.74, "leased_s", "end", { color: inks.soft, line: { color: inks.quiet, width: 1 } }),
       trace(waited, 0.24, "arrived_s", "mixed_s", { color: inks.ink }),
