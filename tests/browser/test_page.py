@@ -1,47 +1,24 @@
-"""The page in a real browser: its numbers are the twins', it can be used by keyboard and phone, and it stays at home.
-
-Needs Playwright's Python package and a Chromium (Debian: `apt-get install chromium`; elsewhere OFFBEAT_CHROMIUM says
-where it is). OFFBEAT_SCREENSHOTS names a folder in which the screenshots are kept.
-"""
+"""The page in a real browser: its numbers are those of the twins, keyboard and phone will do, and it stays at home."""
 
 import json
-import os
 import re
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from offbeat.server.access import Role, TokenBook
 from offbeat.web.app import make_app, mount, mount_runs
-from offbeat.web.pages import plotly_path
 from offbeat.web.reading import Reading
 from offbeat.web.runs import Runs
 from tests.browser.fake import ADMIN, VIEWER, Fake, Story
+from tests.browser.seen import AWAY, PHONE, VIEWS, WIDE, Seen, needs_browser, same, value_at
 from tests.web.looking import SOME, opened, simulated
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page
+pytestmark = needs_browser
 
-CHROMIUM = Path(os.environ.get("OFFBEAT_CHROMIUM", "/usr/bin/chromium"))
-PATIENCE_MS = 20_000
-WIDE, PHONE = {"width": 1360, "height": 900}, {"width": 375, "height": 800}
-VIEWS = ("/", "/asynchrony", "/workers", "/updates", "/updates/12")
-expect = sync_api.expect
-expect.set_options(timeout=PATIENCE_MS)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"needs a browser at {CHROMIUM}: apt-get install chromium"),
-    pytest.mark.skipif(plotly_path() is None, reason="needs plotly: pip install plotly"),
-]
-
-REPORT = "document.addEventListener('securitypolicyviolation', e => console.error('policy: ' + e.violatedDirective));"
 HIDE = """
     let hidden = false;
     Object.defineProperty(Document.prototype, 'hidden', {get: () => hidden});
@@ -75,81 +52,6 @@ CONTRAST = """() => {
 }"""
 
 
-@dataclass
-class Seen:
-    """A page, and what went wrong on it."""
-
-    page: "Page"
-    url: str
-    troubles: list[str] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.page.add_init_script(REPORT)
-        self.page.on("console", lambda said: self.troubles.append(said.text) if said.type == "error" else None)
-        self.page.on("pageerror", lambda error: self.troubles.append(f"{error}\n{error.stack}"))
-        self.page.on("request", lambda request: self.asked.append(request.url))
-
-    def go(self, path: str = "/") -> "Seen":
-        """To a page, until it shows its numbers and its charts."""
-        self.page.goto(self.url + path)
-        self.settle()
-        return self
-
-    def settle(self) -> None:
-        """Until the page has its numbers and has drawn them."""
-        expect(self.page.locator("h1")).to_be_visible()
-        expect(self.page.locator(".view")).not_to_contain_text("being loaded")
-        expect(self.page.locator("main")).not_to_contain_text("Loading.")
-
-    def get(self, path: str) -> Any:
-        """JSON from the server, past the page."""
-        with urllib.request.urlopen(self.url + path) as answer:  # noqa: S310 (our own server)
-            return json.loads(answer.read())
-
-    def shown(self, name: str) -> "Locator":
-        """The element that shows a number."""
-        return self.page.locator(f'[data-name="{name}"]').first
-
-    def numbers(self, within: str = "main") -> list[tuple[str, str]]:
-        """Every number that is shown: its name and its raw value."""
-        found = self.page.locator(f"{within} [data-name]")
-        told = found.evaluate_all("all => all.map(e => [e.dataset.name, e.dataset.value])")
-        return [(name, value) for name, value in told]
-
-    def twin(self) -> str:
-        """Where the page says that its numbers come from."""
-        return str(self.page.get_by_role("link", name="JSON").get_attribute("href"))
-
-    def check(self, *allowed: str) -> None:
-        """Nothing went wrong but what the test did itself, and nothing was asked of another host."""
-        assert [text for text in self.troubles if not any(one in text for one in allowed)] == []
-        own = urlsplit(self.url).netloc
-        assert [url for url in self.asked if urlsplit(url).netloc not in (own, "")] == []
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator["Browser"]:
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def visit(browser: "Browser") -> Iterator[Callable[..., Seen]]:
-    """Opens a browser of its own for a server."""
-    with ExitStack() as stack:
-
-        def visit(url: str, viewport: dict[str, int] = WIDE, theme: str = "light", **more: Any) -> Seen:
-            context = browser.new_context(viewport=viewport, color_scheme=theme, reduced_motion="reduce", **more)  # type: ignore[arg-type]
-            stack.callback(context.close)
-            context.set_default_timeout(PATIENCE_MS)
-            return Seen(context.new_page(), url)
-
-        yield visit
-
-
 @pytest.fixture
 def fake() -> Iterator[Fake]:
     with Fake(Story()) as fake:
@@ -161,18 +63,6 @@ def folder() -> Iterator[Fake]:
     runs = (Story(), Story(30, 900, name="digits-8", state="finished"), Story(5, 60, name="slow", state="interrupted"))
     with Fake(*runs, ui=True) as fake:
         yield fake
-
-
-def value_at(twin: Any, name: str) -> Any:
-    """metrics.accuracy: twin["metrics"]["accuracy"]."""
-    for part in name.split("."):
-        twin = twin.get(part)
-    return twin
-
-
-def same(text: str, value: Any) -> bool:
-    """Is this what is shown of a value?"""
-    return text == "" if value is None else float(text) == float(value)
 
 
 # --- the numbers -----------------------------------------------------------------------------------------------------
@@ -379,9 +269,7 @@ def test_the_connection_is_lost_and_regained(fake: Fake, visit: Callable[..., Se
     expect(status).to_have_text("Live")
     expect(seen.shown("t")).to_have_attribute("data-value", str(fake.run.t))
     expect(seen.page.locator(".trouble")).to_be_empty()
-    seen.check(
-        "ERR_CONNECTION_REFUSED", "ERR_EMPTY_RESPONSE", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION_RESET"
-    )
+    seen.check(*AWAY)
 
 
 def test_errors_are_said_in_words(fake: Fake, visit: Callable[..., Seen]) -> None:
@@ -621,13 +509,6 @@ def test_no_page_is_wider_than_the_screen(fake: Fake, folder: Fake, visit: Calla
                 seen.page.set_viewport_size({"width": width, "height": 800})
                 expect(seen.page.locator("html")).to_have_js_property("scrollWidth", width)
         seen.check()
-
-
-@pytest.fixture(scope="module")
-def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = Path(os.environ.get("OFFBEAT_SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

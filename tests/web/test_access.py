@@ -13,8 +13,9 @@ from aiohttp.web import Response
 from offbeat.server.access import Role, TokenBook
 from offbeat.server.refusals import Refusal
 from offbeat.web.app import OF_RUN, OF_SITE
-from offbeat.web.login import COOKIE, SESSION_S, TRIES_MAX, TRIES_S, Door
+from offbeat.web.login import COOKIE, TRIES_MAX, TRIES_S, Door
 from offbeat.web.pages import POLICY
+from offbeat.web.visits import SESSION_S
 from tests.web.looking import Visitor, opened, page_of, simulated
 
 PAGES = ("/", "/asynchrony", "/workers", "/updates", "/updates/3", "/compare")
@@ -272,7 +273,7 @@ def role(door: Door, cookie: str) -> Role | None:
 
 
 def test_sessions_end(book: TokenBook, clock: Clock) -> None:
-    door = Door(book, monotonic=clock)
+    door = Door(book, now=clock)
     cookie = entered(door, book.add("eye", Role.VIEWER))
     clock.now = SESSION_S - 1
     assert role(door, cookie) is Role.VIEWER
@@ -281,7 +282,7 @@ def test_sessions_end(book: TokenBook, clock: Clock) -> None:
 
 
 def test_a_revoked_token_ends_its_sessions(book: TokenBook, clock: Clock) -> None:
-    door = Door(book, monotonic=clock)
+    door = Door(book, now=clock)
     cookie = entered(door, book.add("boss", Role.ADMIN))
     assert role(door, cookie) is Role.ADMIN
     book.revoke("boss")
@@ -292,16 +293,50 @@ def test_a_revoked_token_ends_its_sessions(book: TokenBook, clock: Clock) -> Non
 def test_there_are_not_more_sessions_than_there_may_be(
     book: TokenBook, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offbeat.web.login.SESSIONS_MAX", 5)
-    door, token = Door(book, monotonic=clock), book.add("eye", Role.VIEWER)
+    monkeypatch.setattr("offbeat.web.visits.SESSIONS_MAX", 5)
+    door, token = Door(book, now=clock), book.add("eye", Role.VIEWER)
     first = entered(door, token)
     later = [entered(door, token) for _ in range(5)]
     assert role(door, first) is None
     assert role(door, later[0]) is Role.VIEWER
 
 
+def test_a_server_that_is_started_again_knows_its_visitors(book: TokenBook, clock: Clock) -> None:
+    token = book.add("eye", Role.VIEWER)
+    first = Door(book, now=clock)
+    stays, goes = entered(first, token), entered(first, token)
+    first.log_out(make_mocked_request("POST", "/logout", headers={"Cookie": f"{COOKIE}={goes}"}), Response())
+    file = book.path.with_name("sessions.json")
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert not any(secret in file.read_text() for secret in (stays, goes, token))
+    second = Door(book, now=clock)
+    assert (role(second, stays), role(second, goes)) == (Role.VIEWER, None)
+    request = make_mocked_request("GET", "/", headers={"Cookie": f"{COOKIE}={stays}"})
+    assert first.visitor(request).csrf == second.visitor(request).csrf is not None
+    book.revoke("eye")
+    clock.now = 2.0
+    assert role(second, stays) is None
+
+
+@pytest.mark.parametrize("sessions", ["", "[[1]]", '{"a": 3}', '[["a", "b", "c"]]'])
+def test_a_damaged_file_of_sessions_keeps_nobody_out(book: TokenBook, clock: Clock, sessions: str) -> None:
+    book.path.with_name("sessions.json").write_text(f'{{"sessions": {sessions}}}')
+    door = Door(book, now=clock)
+    assert role(door, "x") is None
+    assert role(door, entered(door, book.add("eye", Role.VIEWER))) is Role.VIEWER
+
+
+def test_where_sessions_cannot_be_written_they_last_as_long_as_the_server(book: TokenBook, clock: Clock) -> None:
+    token = book.add("eye", Role.VIEWER)
+    book.path.with_name("sessions.json").mkdir()
+    door = Door(book, now=clock)
+    cookie = entered(door, token)
+    assert role(door, cookie) is Role.VIEWER
+    assert role(Door(book, now=clock), cookie) is None
+
+
 def test_who_tries_too_often_must_wait(book: TokenBook, clock: Clock) -> None:
-    door, token = Door(book, monotonic=clock), book.add("eye", Role.VIEWER)
+    door, token = Door(book, now=clock), book.add("eye", Role.VIEWER)
     for _ in range(TRIES_MAX):
         with pytest.raises(Refusal, match="not known"):
             entered(door, "guessed")
@@ -315,12 +350,12 @@ def test_who_tries_too_often_must_wait(book: TokenBook, clock: Clock) -> None:
 def test_under_tls_the_cookie_is_secure(book: TokenBook, clock: Clock) -> None:
     response = Response()
     token = book.add("eye", Role.VIEWER)
-    Door(book, tls=True, monotonic=clock).log_in(make_mocked_request("POST", "/login"), token, response)
+    Door(book, tls=True, now=clock).log_in(make_mocked_request("POST", "/login"), token, response)
     assert response.cookies[COOKIE]["secure"] is True
 
 
 def test_tokens_that_cannot_be_read_let_nobody_in(book: TokenBook, clock: Clock) -> None:
-    door = Door(book, monotonic=clock)
+    door = Door(book, now=clock)
     cookie = entered(door, book.add("eye", Role.VIEWER))
     book.path.write_text("{")
     clock.now = 5.0

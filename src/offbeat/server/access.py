@@ -127,7 +127,7 @@ class TokenBook:
             for name, token in tokens.items():
                 if name in entries and entries[name].revoked is None:
                     raise InvalidValue(f"there is a token named {name!r}; revoke it first, or choose another name")
-                entries[name] = Entry(name, roles[name], _digest(token), _now())
+                entries[name] = Entry(name, roles[name], digest_of(token), _now())
             if len(entries) > ENTRIES_MAX:
                 raise InvalidValue(f"{self.path} would have {len(entries)} tokens; at most {ENTRIES_MAX} are allowed")
         return tokens
@@ -142,7 +142,11 @@ class TokenBook:
 
     def check(self, token: str) -> Entry | None:
         """Whose token this is; nobody's if it is unknown or revoked."""
-        digest, found = _digest(token), None
+        return self.check_digest(digest_of(token))
+
+    def check_digest(self, digest: str) -> Entry | None:
+        """Whose token has this sha256."""
+        found = None
         for entry in self._current():
             if hmac.compare_digest(entry.sha256, digest) and entry.revoked is None:
                 found = entry
@@ -257,7 +261,7 @@ def _entry(value: Any) -> Entry:
     return entry
 
 
-def _digest(token: str) -> str:
+def digest_of(token: str) -> str:
     """Plain sha256 is enough: nobody can guess 256 random bits, so there is nothing that salt or slowness would add."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -1,34 +1,30 @@
 """Owns who looks: a token is exchanged for a cookie, and what changes something needs a second secret.
 
 Rules kept here:
-- The cookie holds a random number and never the token; it is known by its digest, and for a while. A token that is
-  revoked ends its sessions: it is looked up again at every request.
+- The cookie holds a random number and never the token. A token that is revoked ends its sessions: it is looked up again
+  at every request.
 - The CSRF token belongs to the session. Whoever shows a token of its own instead needs none: no browser sends one
   along by itself. Without access control there is one CSRF token for all, which other sites cannot read.
 - Who tries token after token is made to wait.
 """
 
-import hashlib
 import hmac
 import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from offbeat.errors import InvalidValue
-from offbeat.server.access import Right, Role, TokenBook, bearer
+from offbeat.server.access import Right, Role, TokenBook, bearer, digest_of
 from offbeat.server.refusals import Refusal
+from offbeat.web.visits import FILE, SECRET_BYTES, SESSION_S, Sessions, csrf_of
 
 COOKIE = "offbeat"
 CSRF = "X-CSRF-Token"
-SECRET_BYTES = 32
-SESSION_S = 12 * 3600.0
-SESSIONS_MAX = 1000
 TRIES_MAX = 10
 TRIES_S = 60.0
 """After so many wrong tokens within this time an address must wait."""
@@ -45,15 +41,6 @@ class Visitor(NamedTuple):
     """What must come with whatever changes something; None where nothing need come."""
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
-    """Somebody who has logged in."""
-
-    token: str = field(repr=False)
-    csrf: str = field(repr=False)
-    ends_at: float
-
-
 class Door:
     """Knows visitors by cookie or token."""
 
@@ -63,12 +50,12 @@ class Door:
         *,
         tls: bool = False,
         open_role: Role = Role.ADMIN,
-        monotonic: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
     ) -> None:
         """Without tokens everybody is of `open_role`."""
-        self.tokens, self.tls, self.open_role, self._monotonic = tokens, tls, open_role, monotonic
+        self.tokens, self.tls, self.open_role, self._now = tokens, tls, open_role, now
         self._csrf = secrets.token_urlsafe(SECRET_BYTES)
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._sessions = Sessions(tokens.path.with_name(FILE) if tokens else None, now)
         self._tries: OrderedDict[str, deque[float]] = OrderedDict()
 
     # --- who looks ---------------------------------------------------------------------------------------------------
@@ -78,10 +65,11 @@ class Door:
         if self.tokens is None:
             return Visitor(self.open_role, self._csrf)
         if "Authorization" in request.headers:
-            return Visitor(self._role(bearer(request.headers["Authorization"]) or ""))
-        session = self._session(request.cookies.get(COOKIE, ""))
+            return Visitor(self._role(digest_of(bearer(request.headers["Authorization"]) or "")))
+        secret = request.cookies.get(COOKIE, "")
+        session = self._sessions.find(secret)
         role = self._role(session.token) if session else None
-        return Visitor(role, session.csrf if session and role else None)
+        return Visitor(role, csrf_of(secret) if role else None)
 
     def admit(self, request: web.Request, right: Right) -> Visitor:
         """Who sends this, if that is open to them."""
@@ -101,11 +89,12 @@ class Door:
         if visitor.csrf is not None and not hmac.compare_digest(visitor.csrf.encode(), sent):
             raise Refusal("not_allowed", f"{CSRF} is missing or wrong", do="Load the page again; see /session.json.")
 
-    def _role(self, token: str) -> Role | None:
+    def _role(self, digest: str) -> Role | None:
+        """Of the token with this digest."""
         if self.tokens is None:
             return self.open_role
         try:
-            entry = self.tokens.check(token)
+            entry = self.tokens.check_digest(digest)
         except InvalidValue as error:
             raise Refusal("not_now", "the server cannot read its tokens", retry_after_s=5) from error
         return entry.role if entry else None
@@ -118,40 +107,27 @@ class Door:
             return
         address = request.remote or ""
         self._refuse_tries(address)
-        role = self._role(token)
+        role = self._role(digest_of(token))
         if role is None:
-            self._tries.setdefault(address, deque(maxlen=TRIES_MAX)).append(self._monotonic())
+            self._tries.setdefault(address, deque(maxlen=TRIES_MAX)).append(self._now())
             raise Refusal("bad_token", "this token is not known, or was revoked")
         if not role.may(Right.WATCH):
             raise Refusal("not_allowed", f"a token of role {role.value} is for work, not for looking")
-        secret = secrets.token_urlsafe(SECRET_BYTES)
-        csrf = secrets.token_urlsafe(SECRET_BYTES)
-        self._sessions[_digest(secret)] = Session(token, csrf, self._monotonic() + SESSION_S)
-        while len(self._sessions) > SESSIONS_MAX:
-            self._sessions.popitem(last=False)
+        secret = self._sessions.begin(digest_of(token))
         response.set_cookie(
             COOKIE, secret, max_age=int(SESSION_S), path="/", httponly=True, samesite="Strict", secure=self.tls
         )
 
     def log_out(self, request: web.Request, response: web.Response) -> None:
         """Forget the session."""
-        self._sessions.pop(_digest(request.cookies.get(COOKIE, "")), None)
+        self._sessions.end(request.cookies.get(COOKIE, ""))
         response.del_cookie(COOKIE, path="/", httponly=True, samesite="Strict", secure=self.tls)
-
-    def _session(self, secret: str) -> Session | None:
-        """By its digest: how long the search takes tells nothing about the secret."""
-        digest = _digest(secret)
-        session = self._sessions.get(digest)
-        if session is not None and session.ends_at <= self._monotonic():
-            del self._sessions[digest]
-            return None
-        return session
 
     def _refuse_tries(self, address: str) -> None:
         while len(self._tries) > ADDRESSES_MAX:
             self._tries.popitem(last=False)
         tries = self._tries.get(address)
-        wait_s = TRIES_S - (self._monotonic() - tries[0]) if tries and len(tries) == TRIES_MAX else 0.0
+        wait_s = TRIES_S - (self._now() - tries[0]) if tries and len(tries) == TRIES_MAX else 0.0
         if wait_s > 0:
             do = "Try again after Retry-After seconds."
             raise Refusal("busy", "too many wrong tokens came from this address", retry_after_s=wait_s, do=do)
@@ -164,7 +140,3 @@ def same_origin(request: web.Request) -> bool:
         return site in ("same-origin", "none")
     origin = request.headers.get("Origin")
     return origin is None or urlsplit(origin).netloc == request.host
-
-
-def _digest(secret: str) -> str:
-    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
