@@ -1,4 +1,4 @@
-"""Owns `offbeat compare`: run a comparison, print and write its table, draw its pictures."""
+"""Owns `offbeat compare`: run a comparison, print and write its table, draw its pictures, report on it."""
 
 import csv
 import json
@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from offbeat.cli.simulate import INTERRUPTED, stopping
 from offbeat.errors import MissingExtra
+from offbeat.report import report
 from offbeat.sim.compare import Comparison, Row, Spec
 from offbeat.sim.compare import compare as run_comparison
 from offbeat.sim.run import Stop
@@ -30,7 +31,7 @@ def compare(spec_path: Path, folder: Path, *, processes: int | None, as_json: bo
     _write(folder / TABLE, rows)
     _draw(folder, result)
     click.echo(result.table)
-    click.echo(f"Runs, table and pictures: {folder}")
+    click.echo(f"Runs, table, pictures, report: {folder}")
     if as_json:
         click.echo(json.dumps(plain({"dir": str(folder), "rows": [row._asdict() for row in rows]}), allow_nan=False))
 
@@ -60,5 +61,6 @@ def _write(path: Path, rows: list[Row]) -> None:
 def _draw(folder: Path, result: Comparison) -> None:
     try:
         result.plot(folder)
+        report(folder)
     except MissingExtra as error:
         click.echo(f"No pictures: {error}", err=True)

@@ -10,10 +10,12 @@ from rich.table import Table
 
 from offbeat.cli.simulate import INTERRUPTED, stopping
 from offbeat.errors import MissingExtra, OffbeatError
+from offbeat.report import curve_run, report_curves
 from offbeat.reproduce.curves import Results
 from offbeat.reproduce.paper import As
 from offbeat.reproduce.run import run_target
 from offbeat.reproduce.targets import Target, target
+from offbeat.sim.curve import Point
 from offbeat.sim.run import Stop
 from offbeat.storage.json_file import plain
 
@@ -43,7 +45,8 @@ def reproduce(
         raise SystemExit(INTERRUPTED) from None
     summary = figures.write(wanted, results, folder)
     Console(highlight=False, width=110).print(_table(wanted, summary["curves"]))
-    click.echo(f"Picture, numbers, curves: {folder / wanted.name}.png, .csv, {folder / 'curves'}")
+    _report(wanted, results, folder)
+    click.echo(f"Picture, numbers, report, curves: {folder / wanted.name}.png, .csv, .html, {folder / 'curves'}")
     if as_json:
         click.echo(json.dumps(plain({**summary, "dir": str(folder)})))
 
@@ -59,6 +62,24 @@ def _run(wanted: Target, results: Results, work: Path, processes: int | None) ->
             stop_if_asked()
 
         run_target(wanted, results, work, processes=processes, tell=tell)
+
+
+def _report(wanted: Target, results: Results, folder: Path) -> None:
+    """All runs of the target as one page."""
+    from offbeat.reproduce.figures import label_of
+
+    runs = [
+        curve_run(
+            label_of(curve, wanted), {"task": curve.task, **curve.settings(seed).as_dict()}, points, _ends(points)
+        )
+        for curve in wanted.curves
+        for seed, points in sorted(results.points(curve).items())
+    ]
+    report_curves(folder / f"{wanted.name}.html", wanted.title, runs)
+
+
+def _ends(points: list[Point]) -> dict[str, float | None]:
+    return {"t": points[-1].t, "gradients": points[-1].gradients}
 
 
 def _table(wanted: Target, ends: list[dict[str, object]]) -> Table:

@@ -59,6 +59,11 @@ def write(target: Target, results: Results, folder: Path) -> dict[str, Any]:
     return summary
 
 
+def label_of(curve: Curve, target: Target) -> str:
+    """What the target calls it: by its place in the figure, where its curves differ in that alone."""
+    return next((f"{line} {x}" for line, x, hashed in target.places.values() if hashed == curve.hash), curve.label)
+
+
 def _end(curve: Curve, target: Target, results: Results) -> End | None:
     runs = [points for seed, points in results.points(curve).items() if seed in curve.seeds]
     if not runs:
@@ -67,7 +72,7 @@ def _end(curve: Curve, target: Target, results: Results) -> End | None:
     pick = min if target.metric == "perplexity" else max
     best = [pick(point.metrics[target.metric] for point in points) for points in runs]
     walls = [run["wall_s"] for run in results.facts(curve)["runs"].values()]
-    label = next((f"{line} {x}" for line, x, hashed in target.places.values() if hashed == curve.hash), curve.label)
+    label = label_of(curve, target)
     spread = stdev(finals) if len(finals) > 1 else 0.0
     return End(label, fmean(finals), spread, fmean(best), runs[0][-1].gradients, len(runs), round(sum(walls), 1))
 

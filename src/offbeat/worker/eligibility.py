@@ -160,7 +160,7 @@ class System:
 
 def _psutil() -> Any:
     try:
-        import psutil  # type: ignore[import-untyped]
+        import psutil
     except ImportError as error:
         raise MissingExtra("psutil", "work") from error
     return psutil
