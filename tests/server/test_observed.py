@@ -1,6 +1,7 @@
 """A real server that is scraped, logged and tracked: what each of them says is what happened."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -128,3 +129,18 @@ def test_where_the_time_of_a_task_went_is_kept_where_the_worker_says_it(tmp_path
     assert told.spent is not None
     assert (told.spent.download_s, told.spent.train_s) == (0.25, 1.5)
     assert 0 < told.spent.upload_s < 30
+
+
+def test_the_documented_metrics_are_there(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    documented = set(re.findall(r"`(offbeat_\w+)(?:\{(\w+)\})?`", text))
+    assert len(documented) > 15
+    with serving(tmp_path, {"evaluate_every": 1}) as running:
+        work(Worker(running))
+        until(running.status, lambda status: status["metrics_t"] == 3)
+        families = list(parse(running.call("GET", "/metrics").body.decode()))
+    labels = {sample.name: {*sample.labels} for family in families for sample in family.samples}
+    names = {family.name for family in families} | labels.keys()
+    assert {name for name, _ in documented} <= names
+    for name, label in documented:
+        assert not label or any(label in found for each, found in labels.items() if each.startswith(name)), name

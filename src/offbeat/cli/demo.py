@@ -75,6 +75,7 @@ def demo(folder: Path, *, as_json: bool) -> None:
         f"training ends at {TARGET:.0%} test accuracy."
     )
     with _cast(folder) as cast:
+        click.echo(f"Watch it: {cast.url}")
         _play(cast)
         _applause(cast)
     facts = _facts(folder, cast, time.monotonic() - begun)
@@ -254,5 +255,5 @@ def _tell(facts: dict[str, Any]) -> None:
     click.echo(
         f"{facts['accuracy']:.1%} test accuracy after {facts['t']} epochs, mean staleness "
         f"{facts['staleness_mean']:.1f}, {facts['wall_s']:.0f} s in all.\n"
-        f"Check every bit of it: offbeat verify {facts['dir']}"
+        f"Look at it again: offbeat ui {facts['dir']}\nCheck every bit of it: offbeat verify {facts['dir']}"
     )

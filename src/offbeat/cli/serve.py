@@ -84,6 +84,7 @@ def _ready(server: Any) -> "asyncio.Task[None]":
     if c.t or c.leases:
         click.echo(f"Going on from epoch {c.t} with {len(c.leases)} tasks in flight.", err=True)
     click.echo(f"Serving {order.task} at {server.url} ({c.rule.spec}; folder {order.folder})", err=True)
+    click.echo(f"Its page: {server.url}/", err=True)
     click.echo(f"A worker: offbeat work {order.task} --server {server.url}", err=True)
     task: asyncio.Task[None] = server.loop.create_task(_show(server))
     return task
