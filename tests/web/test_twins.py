@@ -275,6 +275,8 @@ def test_the_time_of_a_task_is_told_by_what_it_was_spent_on(tmp_path: Path) -> N
     assert queued > 0
     assert found["spent"]["queued_s"] == pytest.approx(queued)
     assert all(task["spent"] is None for task in found["tasks"] if task["arrived_s"] is None)
+    told = updates.story(Looked(tmp_path, run).reading, arrived[0]["task"])["story"]
+    assert arrived[0]["spent"].items() <= next(part["facts"] for part in told if part["kind"] == "arrived").items()
 
 
 def test_without_links_all_of_it_is_training(some: Looked) -> None:

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from offbeat.cli.options import SERVER_TABLE, given, settings_of
+from offbeat.cli.waiting import waiting
 from offbeat.errors import InvalidValue, MissingExtra
 from offbeat.settings import read_toml
 from offbeat.trackers.follower import Following
@@ -60,9 +61,11 @@ def serve(
     )
     tracking = Following(order.folder, track) if track else None
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
-    with ExitStack() as following:
+    with ExitStack() as following, ExitStack() as start:
+        start.enter_context(waiting("starting"))
 
         def ready(server: Any) -> "asyncio.Task[None]":
+            start.close()
             if tracking is not None:
                 following.enter_context(tracking)  # not before: only now is there a run
             return _ready(server)

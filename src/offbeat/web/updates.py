@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from offbeat.protocol.messages import Outcome
+from offbeat.protocol.messages import Outcome, Spent
 from offbeat.storage.rows import Row, read
 from offbeat.web.asked import Query, choice, whole
 from offbeat.web.reading import Reading
@@ -150,5 +150,6 @@ def _told(row: Row) -> dict[str, Any]:
     if row.kind == "decided" and row.new is not None:
         facts["alpha_t"] = row.new
     facts |= json.loads(row.detail) if row.detail else {}
+    facts |= Spent(*facts.pop("spent"))._asdict() if "spent" in facts else {}
     facts.pop("session", None)  # of no use to anybody, not even as a digest
     return {"at_s": row.at, "kind": row.kind, "facts": said(facts)}
