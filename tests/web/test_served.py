@@ -147,3 +147,14 @@ def test_tokens_over_tls(tmp_path: Path) -> None:
         boss = As(running.server, running.folder, running.url, trust, tokens["boss"])
         assert boss.call("POST", "/workers/0/quarantine").status == 404
         assert boss.call("GET", "/overview.json").status == 200
+
+
+def test_beyond_this_machine_without_tokens_nothing_is_shown(tmp_path: Path) -> None:
+    with serving(tmp_path, {"epochs": 5}, {"host": "0.0.0.0"}, door=Door(insecure=True)) as running:  # noqa: S104
+        here = Running(running.server, running.folder, running.url.replace("0.0.0.0", "127.0.0.1"))  # noqa: S104
+        assert here.call("GET", "/v1/status").status == 200, "workers and --insecure are another matter"
+        for path in ("/", "/workers", "/overview.json", "/workers.json", "/updates/1.json", "/events", "/session.json"):
+            answer = here.call("GET", path)
+            assert (answer.status, b"shown to nobody here" in answer.body) == (403, True), path
+        assert here.call("POST", "/workers/0/quarantine").status == 403
+        assert here.call("GET", "/metrics").status == 403

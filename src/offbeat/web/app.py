@@ -101,6 +101,17 @@ def mount_runs(app: web.Application, runs: Runs, *, static: Path = STATIC) -> Si
     return _furnished(app, site, [("", OF_SITE), ("", OF_FOLDER), ("/runs/{run}", OF_RUN)])
 
 
+def mount_nothing(app: web.Application, refusal: Refusal) -> None:
+    """Say at every path of the page why it is not there."""
+    for route in (*OF_SITE, *OF_RUN):
+
+        async def refuse(request: web.Request, page: bool = route.page) -> web.StreamResponse:
+            return _said_no(request, refusal, page=page)
+
+        app.router.add_route(route.method, route.path, refuse)
+    app.on_response_prepare.append(_add_headers)
+
+
 def make_app() -> web.Application:
     """An application without anything but the page."""
     return web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_refusing])

@@ -4,17 +4,25 @@ from typing import TYPE_CHECKING
 
 from offbeat.protocol.messages import WorkerBarred, WorkerReadmitted
 from offbeat.server.refusals import Refusal
-from offbeat.web.app import mount
+from offbeat.web.app import mount, mount_nothing
 from offbeat.web.reading import Reading
 
 if TYPE_CHECKING:
     from offbeat.server.life import Server
 
 BY_HAND = "an administrator said so"
+WITHOUT_TOKENS = Refusal(
+    "not_allowed",
+    "the page is shown to nobody here: without tokens, whoever reaches this address could look and act",
+    do="Start the server with --access (see `offbeat init`), or look on its own machine: offbeat ui DIR.",
+)
 
 
 def furnish(server: "Server") -> None:
     """Add the page to a server that has not opened yet; all that it shows comes from the run's folder."""
+    if server.tokens is None and not server.order.limits.on_loopback:
+        mount_nothing(server.app, WITHOUT_TOKENS)
+        return
     service = server.service
 
     async def act(what: str, worker: int) -> None:
