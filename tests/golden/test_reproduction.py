@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.reproduce.curves import Results
-from offbeat.reproduce.figures import _end
+from offbeat.reproduce.figures import End, _end
 from offbeat.reproduce.targets import target
 
 ROOT = Path(__file__).parents[2] / "docs"
@@ -26,15 +26,15 @@ def test_the_numbers_on_the_page_come_from_the_curves(name: str) -> None:
     for end, row in zip(ends, summary["curves"], strict=True):
         assert end.mean == pytest.approx(row["mean"], rel=1e-6)
         assert end.spread == pytest.approx(row["spread"], rel=1e-6, abs=1e-12)
-        shown = f"| {end.label} | {shown_value(end.mean, end.spread, made.metric)} |"
+        shown = f"| {end.label} | {shown_value(end, made.metric)} |"
         assert shown in page, shown
 
 
-def shown_value(mean: float, spread: float, metric: str) -> str:
-    """As the page writes it: percent, or perplexity."""
-    if metric == "accuracy":
-        return f"{100 * mean:.1f} ± {100 * spread:.1f} %"
-    return f"{mean:.1f} ± {spread:.1f}"
+def shown_value(end: End, metric: str) -> str:
+    """As the page writes it: percent, or perplexity; a single run has no spread."""
+    factor, unit = (100, " %") if metric == "accuracy" else (1, "")
+    spread = f" ± {factor * end.spread:.1f}" if end.seeds > 1 else ""
+    return f"{factor * end.mean:.1f}{spread}{unit}"
 
 
 @pytest.mark.parametrize("name", DONE)

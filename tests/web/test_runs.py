@@ -42,8 +42,8 @@ def visitor(folder: Path) -> Iterator[Visitor]:
 def test_the_runs_are_listed(visitor: Visitor) -> None:
     runs = visitor.get("/runs.json")["runs"]
     assert [(run["name"], run["state"], run["t"], run["rule"]) for run in runs] == [
-        ("grid-a~2", "finished", 15, "fedasync"),
-        ("one", "finished", 12, "fedasync"),
+        ("grid-a~2", "finished", 15, "fedasync, alpha 0.3, polynomial:0.5"),
+        ("one", "finished", 12, "fedasync, alpha 0.6, polynomial:0.5"),
     ]
     assert runs[0]["metrics"] == visitor.get("/runs/grid-a~2/overview.json")["metrics"]
     assert visitor.get("/runs.json")["runs"] == runs

@@ -10,7 +10,6 @@ from rich.table import Table
 from offbeat.cli.remote import WHERE, NoAnswer, call, is_url, url_of
 from offbeat.errors import InvalidValue
 from offbeat.storage.json_file import plain
-from offbeat.storage.ledger import Ledger
 from offbeat.storage.run_folder import LEDGER, SETTINGS, RunFolder
 
 
@@ -27,35 +26,24 @@ def status_of(source: str, token: str | None, ca: Path | None) -> dict[str, Any]
 
 
 def from_files(path: Path) -> dict[str, Any]:
-    """The status of a run that is not being served, from its ledger."""
-    folder = RunFolder.open(path)
-    with Ledger.open(path / LEDGER, read_only=True) as ledger:
-        applied, total, largest = ledger.staleness()
-        newest = next(iter(ledger.evaluations()[-1:]), None)
-        t = max((row.t or 0 for row in ledger.rows("published")), default=0)
-        decided, leased, released = (ledger.count(kind) for kind in ("decided", "leased", "released"))
-        finished, duplicates = ledger.count("finished") > 0, ledger.count("repeated")
-        mixed = applied if finished or (folder.summary is not None) else None
+    """The status of a run that is not being served, counted from its ledger as its page counts it."""
+    from offbeat.web.overview import overview
+    from offbeat.web.reading import Reading
+
+    reading = Reading(path)
+    reading.refresh()
+    found = overview(reading)
+    same = ("t", "epochs", "applied", "in_flight", "queued", "workers", "duplicates", "metrics", "metrics_t")
     return dict(
         plain(
             {
-                "state": folder.state,
-                "t": t,
-                "epochs": folder.settings.get("epochs"),
-                "applied": applied,
-                "finished": finished,
-                "in_flight": max(0, leased - decided - released),
-                "queued": 0 if mixed is not None else max(0, applied - t),
-                "workers": 0,
-                "rejected": decided - applied,
-                "duplicates": duplicates,
-                "metrics": {} if newest is None else dict(newest.metrics),
-                "metrics_t": None if newest is None else newest.t,
-                "staleness_mean": total / applied if applied else 0.0,
-                "staleness_largest": largest,
-                "task": folder.settings.get("task"),
+                **{name: found[name] for name in (*same, "staleness_mean", "staleness_largest")},
+                "state": reading.state,
+                "finished": reading.state == "finished",
+                "rejected": sum(found["rejected"].values()),
+                "task": found["run"]["task"],
                 "trouble": None,
-                "reason": None,
+                "reason": reading.tally.ended,
             }
         )
     )
