@@ -44,8 +44,8 @@ export const login = {
   },
 };
 
-/** The way back: only ever to this host, and never to the form again. */
+/** The way back: only ever to this host, and never to the form again. The whole address: a path may begin with //HOST. */
 function way(next) {
   const url = URL.canParse(next ?? "/", location.origin) && new URL(next ?? "/", location.origin);
-  return url && url.origin === location.origin && url.pathname !== "/login" ? url.pathname + url.search : "/";
+  return url && url.origin === location.origin && url.pathname !== "/login" ? url.href : "/";
 }
