@@ -456,6 +456,7 @@ def runs_of(store: str, name: str) -> tuple[Any, list[Any]]:
 
 
 @NOLOAD
+@pytest.mark.slow  # MLflow takes seconds to make its store
 def test_mlflow_sees_the_curves_once_however_often_they_are_told(run: Path, store: str) -> None:
     for _ in range(2):
         assert follow(run, [sink_of(f"mlflow:{store}")])
@@ -479,6 +480,7 @@ def test_mlflow_sees_the_curves_once_however_often_they_are_told(run: Path, stor
 
 
 @NOLOAD
+@pytest.mark.slow  # MLflow takes seconds to make its store
 def test_in_mlflow_another_follower_goes_on_where_one_was_cut_off(
     run: Path, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -508,6 +510,7 @@ def test_in_mlflow_another_follower_goes_on_where_one_was_cut_off(
 
 
 @NOLOAD
+@pytest.mark.slow  # MLflow takes seconds to make its store
 def test_mlflow_takes_many_numbers_odd_names_and_nan(store: str) -> None:
     sink = MLflow(store)
     odd = {f"setting {i} (%)": "x" * 10_000 for i in range(150)} | {"none": None, "nested": {"a": [1]}}
@@ -529,6 +532,7 @@ def test_mlflow_takes_many_numbers_odd_names_and_nan(store: str) -> None:
 
 
 @NOLOAD
+@pytest.mark.slow  # MLflow takes seconds to make its store
 def test_the_experiment_is_the_one_that_mlflow_is_told(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
     MLflow(store).begin(About("elsewhere", "k", 1e9, {}))
@@ -540,6 +544,7 @@ def test_a_store_that_mlflow_cannot_use_is_refused() -> None:
         sink_of("mlflow:nowhere://x")
 
 
+@pytest.mark.slow  # MLflow takes seconds to make its store
 def test_mlflow_reports_to_nobody_but_the_store(tmp_path: Path) -> None:
     """In a process that looks like a user's, for in tests MLflow is silent by itself; nothing could get out of it."""
     program = (
