@@ -146,8 +146,6 @@ def test_a_real_fleet_is_watched(tmp_path: Path, visit: Callable[..., Seen], sho
         viewer.page.goto(f"{viewer.url}/")
         reaches(viewer, ENOUGH)
         _picture(viewer, shots)
-        made.server.send_signal(signal.SIGSTOP)  # it stands still: now all numbers must agree
-        made.server.send_signal(signal.SIGCONT)
         viewer.page.goto(f"{viewer.url}/")
         viewer.settle()
         agrees(viewer)

@@ -13,7 +13,13 @@ PORT = 7744
 
 @click.command()
 @click.argument("folder", type=FOLDER, default=Path("runs"))
-@click.option("--port", default=PORT, show_default=True, help="Port to listen on; 0 picks a free one.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=PORT,
+    show_default=True,
+    help="Port to listen on; 0 picks a free one.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; of this machine only.")
 def ui(folder: Path, port: int, host: str) -> None:
     """Show the runs under FOLDER in a browser, simulated and served, and compare them; Ctrl-C ends."""

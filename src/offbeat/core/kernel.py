@@ -80,6 +80,13 @@ class Updater:
         if self._pool:
             self._pool.shutdown()
 
+    def warm(self) -> None:
+        """Compile now what the first update would wait for: that takes seconds, in which a fleet runs ahead."""
+        frozen = np.zeros(1, np.float32)
+        frozen.setflags(write=False)  # versions and updates are: numba compiles anew for what may be written to
+        self.mix(np.empty_like(frozen), frozen, [Term(Mix(1.0, 0.0, 0.0, publish=True), frozen)])
+        self.measure(frozen)
+
     def mix(self, out: Vector, w: Vector, terms: Sequence[Term], *, measure: bool = False) -> list[Measure]:
         """Write w, with every term mixed in one after the other, to `out` (which may be w itself).
 

@@ -120,6 +120,7 @@ class ServedRun:
         self.ledger = Ledger.open(folder / "ledger.sqlite", durable=True)
         self.ledger.on_commit = lambda: self.disk.committed(self.ledger.path)
         self.updater = Updater(threads)
+        self.updater.warm()
         self.staleness = Staleness(self.ledger)
         self.keep_updates = keep_updates
         self._every, self._checkpointing = checkpoint_every, threading.Event()

@@ -31,7 +31,6 @@ def results(reading: Reading) -> dict[str, Any]:
     """What came out, or has so far."""
     tally, summary = reading.tally, reading.summary or {}
     newest = metrics_of(tally.evaluations[-1].detail) if tally.evaluations else {}
-    total = sum(u * count for u, count in tally.staleness.items())
     return {
         **newest,
         "t": tally.t,
@@ -39,7 +38,7 @@ def results(reading: Reading) -> dict[str, Any]:
         "rejected": sum(tally.rejected.values()),
         "gradients": tally.gradients,
         "at_s": reading.at,
-        "staleness_mean": total / tally.applied if tally.applied else 0.0,
+        "staleness_mean": tally.staleness_mean,
         "staleness_largest": max(tally.staleness, default=0),
         **{name: said(summary[name]) for name in RESULTS if name in summary},
     }

@@ -17,7 +17,6 @@ def overview(reading: Reading) -> dict[str, Any]:
     """Everything at a glance."""
     tally, now = reading.tally, reading.now()
     newest = tally.evaluations[-1] if tally.evaluations else None
-    staleness = sum(u * count for u, count in tally.staleness.items())
     return {
         "run": about(reading),
         "health": health(reading),
@@ -33,7 +32,7 @@ def overview(reading: Reading) -> dict[str, Any]:
         "updates_per_minute": 60.0 * updates_per_s(tally, now),
         "eta_s": eta_s(reading),
         "at_s": now,
-        "staleness_mean": staleness / tally.applied if tally.applied else 0.0,
+        "staleness_mean": tally.staleness_mean,
         "staleness_largest": max(tally.staleness, default=0),
         "metrics": metrics_of(newest.detail) if newest else {},
         "metrics_t": newest.t if newest else None,

@@ -96,6 +96,11 @@ class Tally:
         known = self.verbose or any(publish for _, publish in self._pending.values())
         return len(self._pending) if known else 0
 
+    @property
+    def staleness_mean(self) -> float:
+        """Of applied updates."""
+        return sum(u * count for u, count in self.staleness.items()) / self.applied if self.applied else 0.0
+
     def mixed_at(self, t: int | None) -> float | None:
         """When the version was published that an update went into."""
         return self.published_at[t] if t is not None and t < len(self.published_at) else None
