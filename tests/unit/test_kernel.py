@@ -368,17 +368,20 @@ def test_one_updater_serves_several_threads_at_once(updater: Updater) -> None:
         assert seen == PLAIN.measure(w, before)
 
 
+@NEEDS_NUMBA
 def test_a_warm_updater_compiles_nothing_for_a_served_update() -> None:
-    if kernel.numba is None:
-        pytest.skip("numba is not installed")
+    def compiled() -> list[int]:
+        functions: list[Any] = [kernel._mix_compiled, kernel._measure_compiled]
+        return [len(function.signatures) for function in functions]
+
     with Updater() as updater:
         updater.warm()
-        before = [len(function.signatures) for function in (kernel._mix_compiled, kernel._measure_compiled)]
+        before = compiled()
         w, x_new = (np.full(9, number, np.float32) for number in (1.0, 3.0))
         for vector in (w, x_new):
             vector.setflags(write=False)
         out = np.empty_like(w)
         updater.mix(out, w, [Term(Mix(0.5, 0.5, 0.0, publish=True), x_new)])
         assert updater.measure(x_new, w).finite
-        assert [len(function.signatures) for function in (kernel._mix_compiled, kernel._measure_compiled)] == before
+        assert compiled() == before
     assert out.tolist() == [2.0] * 9
