@@ -14,7 +14,8 @@ from offbeat.loading import load
 from offbeat.settings import Settings
 from offbeat.sim.choose import executor_of
 from offbeat.sim.executors import Inline
-from offbeat.sim.processes import CHILD_ENVIRONMENT, Processes, packed
+from offbeat.sim.holding import packed
+from offbeat.sim.processes import CHILD_ENVIRONMENT, Processes
 from offbeat.task import Trained, Work, start
 from tests.simulation.quadratic import Quadratic
 

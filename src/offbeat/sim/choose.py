@@ -16,7 +16,8 @@ from offbeat.settings import Settings
 from offbeat.sim.batched import Batched, obstacle
 from offbeat.sim.devices import device_model
 from offbeat.sim.executors import Executor, Inline
-from offbeat.sim.processes import CannotTravel, Processes, cores
+from offbeat.sim.holding import CannotTravel
+from offbeat.sim.processes import Processes, cores
 from offbeat.sim.sources import Fleet, Sampled, Source
 from offbeat.task import Task, Work
 

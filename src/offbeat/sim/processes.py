@@ -1,14 +1,12 @@
 """Owns training in other processes: one thread each, started fresh, with the same bits as training here.
 
 Rules kept here:
-- A child gets the task once: by the recipe it was loaded with, else pickled (cloudpickle where it is installed).
 - Children are spawned, never forked: torch's threads do not survive a fork.
 - They start with a malloc that keeps large blocks instead of handing them back to the system after every tensor; on an
   LSTM that saves a hundred thousand page faults per gradient.
 """
 
 import os
-import pickle
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -19,9 +17,10 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from offbeat.core.layout import Array, Layout, Model, Vector
+from offbeat.core.layout import Layout, Model
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.sim.executors import Evaluation, Job, Pending
+from offbeat.sim.holding import Bare, Holder, Pushed, packed
 from offbeat.task import Task, Trained, Update, Work, evaluate
 
 PROCESSES_MAX = 256
@@ -31,15 +30,6 @@ CHILD_ENVIRONMENT = {
     "MALLOC_TOP_PAD_": str(256 << 20),
     "OMP_NUM_THREADS": "1",
 }
-
-Recipe = tuple[Callable[..., Task], tuple[Any, ...], dict[str, Any]]
-"""A function, by import path, and the arguments that make the task anew."""
-
-Pushed = tuple[Vector, dict[str, Array], Trained]
-
-
-class CannotTravel(InvalidValue):
-    """The task cannot be sent to another process."""
 
 
 class Travelling(Job):
@@ -95,27 +85,24 @@ class Processes:
         if isinstance(job, Watched):
             job.metrics = job.future.result()
         elif isinstance(job, Travelling):
-            vector, carried, trained = job.future.result()
-            job.update = Update(Model(job.x_tau.layout, vector, carried).freeze(), job.work, trained)
+            x_new, trained = job.future.result()
+            job.update = Update(Model(job.x_tau.layout, *x_new).freeze(), job.work, trained)
 
     def train_many(self, jobs: Sequence[tuple[Model, Work]]) -> tuple[list[tuple[Model, Trained]], int]:
         """Trainings of a task that can batch them, an equal part in each process; as its own `train_many`."""
         size = -(-len(jobs) // self.count)
         parts = [jobs[start : start + size] for start in range(0, len(jobs), size)]
         layout = jobs[0][0].layout
-        sent = [
-            self._submit(layout, _train_many, [(x_tau.vector, x_tau.carried, work) for x_tau, work in part])
-            for part in parts
-        ]
+        sent = [self._submit(layout, _train_many, [(Bare.of(x_tau), work) for x_tau, work in part]) for part in parts]
         try:
             answers = [future.result() for future in sent]
         except BrokenProcessPool as error:
             raise _broken() from error
-        pushed = [(Model(layout, vector, carried), t) for results, _ in answers for vector, carried, t in results]
+        pushed = [(Model(layout, *x_new), trained) for results, _ in answers for x_new, trained in results]
         return pushed, sum(programs for _, programs in answers)
 
     def _send(self, function: Callable[..., Any], x: Model, *arguments: Any) -> "Future[Any]":
-        return self._submit(x.layout, function, x.vector, x.carried, *arguments)
+        return self._submit(x.layout, function, Bare.of(x), *arguments)
 
     def _submit(self, layout: Layout, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
         with environment(CHILD_ENVIRONMENT):
@@ -156,15 +143,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def packed(task: Task) -> bytes:
-    """What a child makes the task from; refused with a sentence where it cannot travel."""
-    recipe: Recipe | None = getattr(task, "recipe", None)
-    try:
-        return _pickler().dumps(recipe if recipe is not None else task)  # type: ignore[no-any-return]
-    except Exception as error:
-        raise CannotTravel(f"cannot be sent to other processes ({error}); put it in a file") from error
-
-
 def _file_of(payload: bytes) -> Any:
     """A temporary file, gone when it is closed: a pipe could fill up while a child dies, and block for ever."""
     file = NamedTemporaryFile(prefix="offbeat-task-")  # noqa: SIM115 (closed with the executor)
@@ -173,58 +151,35 @@ def _file_of(payload: bytes) -> Any:
     return file
 
 
-def _pickler() -> Any:
-    """cloudpickle takes what was defined in a notebook; without it, only what can be imported travels."""
-    try:
-        import cloudpickle
-    except ModuleNotFoundError:
-        return pickle
-    return cloudpickle
-
-
-_here: tuple[Task, Layout] | Exception = AssertionError("the child was given no task")
+_here: Holder | None = None
 
 
 def _begin(payload: str, layout: Layout) -> None:
-    """In a child: make the task; what goes wrong is told when the first training is asked for."""
+    """In a child: make the task."""
     global _here
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its children in order
-    try:
-        made = pickle.loads(Path(payload).read_bytes())  # noqa: S301 (made by the parent process a moment ago)
-        if isinstance(made, tuple):
-            function, arguments, options = made
-            made = function(*arguments, **options)
-        _here = (made, layout)
-    except Exception as error:
-        _here = InvalidValue(f"the task could not be made in another process: {type(error).__name__}: {error}")
+    _here = Holder(Path(payload).read_bytes(), layout)
 
 
-def _train(vector: Vector, carried: dict[str, Array], work: Work) -> Pushed:
+def _held() -> Holder:
+    if _here is None:
+        raise AssertionError("the child was given no task")
+    return _here
+
+
+def _train(x_tau: Bare, work: Work) -> Pushed:
     """In a child: train."""
-    task, model = _received(vector, carried)
-    trained = task.train(model, work)
-    return model.vector, model.carried, trained
+    return _held().train(x_tau, work)
 
 
-def _train_many(jobs: list[tuple[Vector, dict[str, Array], Work]]) -> tuple[list[Pushed], int]:
+def _train_many(jobs: list[tuple[Bare, Work]]) -> tuple[list[Pushed], int]:
     """In a child: train together."""
-    received = [(_received(vector, carried), work) for vector, carried, work in jobs]
-    task: Any = received[0][0][0]
-    results, programs = task.train_many([(model, work) for (_, model), work in received])
-    return [(x_new.vector, x_new.carried, trained) for x_new, trained in results], programs
+    return _held().train_many(jobs)
 
 
-def _evaluate(vector: Vector, carried: dict[str, Array]) -> dict[str, float]:
+def _evaluate(x: Bare) -> dict[str, float]:
     """In a child: evaluate."""
-    task, model = _received(vector, carried)
-    return dict(evaluate(task, model))
-
-
-def _received(vector: Vector, carried: dict[str, Array]) -> tuple[Task, Model]:
-    if isinstance(_here, Exception):
-        raise _here
-    task, layout = _here
-    return task, Model(layout, vector, carried).copy()
+    return _held().evaluate(x)
 
 
 @contextmanager
