@@ -103,7 +103,15 @@ class Settings:
     test_max: int | None = _setting(None, "cifar10, wikitext2: samples (chunks) that are tested on. [default: all]")
     seed: int = _setting(0, "One seed, one run.")
     executor: str = _setting(
-        "auto", "Where trainings run: auto, inline, batched, processes[:N] or batched+processes[:N]."
+        "auto",
+        "Where trainings run: auto, inline, batched, processes[:N], batched+processes[:N], ray[:N] or ray[:N]+batched.",
+    )
+    ray_address: str | None = _setting(
+        None, "With ray: HOST:PORT of a cluster, or auto. [default: RAY_ADDRESS, else a Ray of its own]"
+    )
+    ray_gpus: float | None = _setting(None, "With ray: how much of a GPU each actor has. [default: none]")
+    ray_results_max: int | None = _setting(
+        None, "With ray: trainings that may be begun and not yet needed. [default: 256]"
     )
 
     def __post_init__(self) -> None:

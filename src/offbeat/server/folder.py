@@ -37,7 +37,7 @@ RUN, X_0, WHERE = "run.json", "x_0.safetensors", "server.json"
 BAD_UPDATES_MAX = 5
 WORLD = (
     *("device_model", "down_mbps", "up_mbps", "availability", "availability_period_s", "dropout", "mix_s"),
-    "executor",
+    *("executor", "ray_address", "ray_gpus", "ray_results_max"),
 )
 """Settings of a simulated world: a real one brings its own."""
 

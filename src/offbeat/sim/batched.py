@@ -1,5 +1,5 @@
 """Owns the executor that trains together, in one tensor program and one thread, whatever waits to be trained; or in
-one such program in each of several processes.
+one such program in each of several processes, here or on a Ray cluster.
 
 Rules kept here:
 - Nothing is trained before a result is needed; then everything that was submitted and is not done is trained with it.
@@ -13,7 +13,6 @@ from typing import Protocol, runtime_checkable
 from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue
 from offbeat.sim.executors import Evaluation, Job, Pending
-from offbeat.sim.processes import Processes
 from offbeat.task import Task, Trained, Update, Work, evaluate
 
 
@@ -30,6 +29,19 @@ class Batchable(Task, Protocol):
         ...
 
 
+class Spread(Protocol):
+    """Processes that train together what each is given."""
+
+    @property
+    def batched_name(self) -> str: ...
+
+    def train_many(self, jobs: Sequence[tuple[Model, Work]]) -> tuple[list[tuple[Model, Trained]], int]: ...
+
+    def report(self) -> dict[str, float]: ...
+
+    def close(self) -> None: ...
+
+
 def obstacle(task: Task) -> str | None:
     """Why trainings of this task cannot be batched; None where they can."""
     return task.batchable() if isinstance(task, Batchable) else f"{type(task).__name__} has no `train_many`"
@@ -38,12 +50,12 @@ def obstacle(task: Task) -> str | None:
 class Batched:
     """Trains all that was submitted, together, when the first of it is needed: here, or spread over processes."""
 
-    def __init__(self, task: Task, over: Processes | None = None) -> None:
+    def __init__(self, task: Task, over: Spread | None = None) -> None:
         reason = obstacle(task)
         if reason is not None or not isinstance(task, Batchable):
             raise InvalidValue(f"this task cannot be batched: {reason}; use the executor `inline` or `processes`")
         self.task, self.over = task, over
-        self.name = "batched" if over is None else f"batched+{over.name}"
+        self.name = "batched" if over is None else over.batched_name
         self.jobs = self.programs = 0
         self._waiting: dict[Job, None] = {}
 
@@ -68,7 +80,7 @@ class Batched:
         if not needed:
             return
         batch = [*(self._waiting | dict.fromkeys(needed))]
-        where: Batchable | Processes = self.over or self.task
+        where: Batchable | Spread = self.over or self.task
         results, programs = where.train_many([(job.x_tau, job.work) for job in batch])
         for job, (x_new, trained) in zip(batch, results, strict=True):
             job.update = Update(x_new.freeze(), job.work, trained)

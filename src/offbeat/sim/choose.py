@@ -4,6 +4,7 @@ Rule kept here: `auto` chooses from static facts (layer kinds, parameters, tasks
 so the same run is the same everywhere that has as many cores, and again when it is resumed.
 """
 
+import re
 from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from offbeat.sim.batched import Batched, obstacle
 from offbeat.sim.devices import device_model
 from offbeat.sim.executors import Executor, Inline
 from offbeat.sim.holding import CannotTravel
+from offbeat.sim.on_ray.executor import Ray, Wishes
 from offbeat.sim.processes import Processes, cores
 from offbeat.sim.sources import Fleet, Sampled, Source
 from offbeat.task import Task, Work
@@ -99,6 +101,18 @@ def _amount(task: Task, devices: int, settings: Settings) -> Callable[[Lease], f
     return amount
 
 
+ANYWHERE = {f"ray_{name}": None for name in Wishes._fields}
+"""What a run writes down of these: on which cluster it was, and how, makes no other run of it."""
+
+
+def wishes_of(settings: Settings, executor: str) -> Wishes:
+    """What is set about Ray; a wish that would change nothing is refused: one would believe in it."""
+    wishes = {name: value for name in Wishes._fields if (value := getattr(settings, f"ray_{name}")) is not None}
+    if wishes and not executor.startswith("ray"):
+        raise InvalidValue(f"ray_{next(iter(wishes))} is set, but executor is {executor}; set executor to ray, too")
+    return Wishes(**wishes)
+
+
 class Chosen(NamedTuple):
     """An executor, and a word where it is not the one that was asked for."""
 
@@ -106,28 +120,46 @@ class Chosen(NamedTuple):
     word: str | None = None
 
 
-def executor_of(task: Task, spec: str, *, parameters: int, in_flight_max: int) -> Chosen:
+SPEC = re.compile(
+    r"(?P<inline>inline)|(?P<batched>batched)|(?P<together>batched\+)?(?P<processes>processes)(:(?P<count>[1-9]\d*))?"
+    r"|(?P<ray>ray)(:(?P<actors>[1-9]\d*))?(?P<each>\+batched)?"
+)
+
+
+def executor_of(
+    task: Task,
+    spec: str,
+    *,
+    parameters: int,
+    in_flight_max: int,
+    wishes: Wishes = Wishes(),  # noqa: B008 (it cannot change)
+) -> Chosen:
     """The executor that is named, or the one that suits; what a task cannot do is done inline, with a word."""
-    together, plus, rest = spec.rpartition("+")
-    name, _, count = rest.partition(":")
-    processes = name == "processes" and (not count or (count.isdecimal() and int(count) > 0))
+    if spec == "auto":
+        return Chosen(_suitable(task, parameters, in_flight_max))
+    asked = SPEC.fullmatch(spec)
+    if asked is None:
+        raise InvalidValue(
+            f"executor {spec!r} is unknown; use auto, inline, batched, processes, processes:N, batched+processes[:N], "
+            "ray[:N] or ray[:N]+batched"
+        )
+    reason = obstacle(task) if asked["batched"] or asked["together"] or asked["each"] else None
+    if reason is not None:
+        return _instead(task, f"cannot be batched: {reason}")
     try:
-        if spec == "auto":
-            return Chosen(_suitable(task, parameters, in_flight_max))
-        if spec == "inline":
-            return Chosen(Inline(task))
-        if spec == "batched" or (together == "batched" and processes):
-            reason = obstacle(task)
-            if reason is not None:
-                return _instead(task, f"cannot be batched: {reason}")
-            return Chosen(Batched(task, Processes(task, int(count) if count else None) if plus else None))
-        if processes and not plus:
-            return Chosen(Processes(task, int(count) if count else None))
+        return Chosen(_named(task, asked, wishes))
     except CannotTravel as error:
         return _instead(task, str(error))
-    raise InvalidValue(
-        f"executor {spec!r} is unknown; use auto, inline, batched, processes, processes:N or batched+processes[:N]"
-    )
+
+
+def _named(task: Task, asked: re.Match[str], wishes: Wishes) -> Executor:
+    if asked["ray"]:
+        ray = Ray(task, int(asked["actors"]) if asked["actors"] else None, wishes)
+        return Batched(task, ray) if asked["each"] else ray
+    if asked["processes"]:
+        processes = Processes(task, int(asked["count"]) if asked["count"] else None)
+        return Batched(task, processes) if asked["together"] else processes
+    return Batched(task) if asked["batched"] else Inline(task)
 
 
 def _instead(task: Task, reason: str) -> Chosen:

@@ -13,6 +13,7 @@ from pathlib import Path
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.loading import identity
 from offbeat.sim.children import run_shares
+from offbeat.sim.choose import ANYWHERE
 from offbeat.sim.comparison import Comparison, Row, refuse_unknown_metric
 from offbeat.sim.lending import Executors
 from offbeat.sim.processes import PROCESSES_MAX, cores
@@ -115,7 +116,7 @@ def _is_done(entry: Entry, task: str) -> bool:
 
 def _filled_in(name: str, value: object, entry: Entry) -> bool:
     """Does a run write down something else than it was told? Which executor it was makes no other run of it."""
-    return name == "executor" or (name == "devices" and (value is None or entry.settings.rule == "sgd"))
+    return name in ("executor", *ANYWHERE) or (name == "devices" and (value is None or entry.settings.rule == "sgd"))
 
 
 @contextmanager

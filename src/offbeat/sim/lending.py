@@ -12,13 +12,14 @@ from offbeat.core.layout import Model
 from offbeat.loading import OFFERED, OVERRIDES, load, takes_seed
 from offbeat.settings import Settings
 from offbeat.sim.batched import Batched
+from offbeat.sim.choose import ANYWHERE
 from offbeat.sim.executors import Evaluation, Executor, Inline, Job, Pending
 from offbeat.sim.processes import Processes
 from offbeat.sim.run import Simulation
 from offbeat.task import Task, Work
 
 OF_TASK = (*(name for name in OFFERED if name != "seed"), *OVERRIDES, "on_one_machine")
-OF_EXECUTOR = ("executor", "in_flight_max", "tasks_per_device", "device_model")
+OF_EXECUTOR = ("executor", *ANYWHERE, "in_flight_max", "tasks_per_device", "device_model")
 """The settings that decide which task it is, beside the seed where it takes one, and which executor suits it."""
 
 

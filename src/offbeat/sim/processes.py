@@ -64,6 +64,11 @@ class Processes:
         self._payload = _file_of(packed(task))
         self._pool: ProcessPoolExecutor | None = None
 
+    @property
+    def batched_name(self) -> str:
+        """What `batched` is called that spreads over these."""
+        return f"batched+{self.name}"
+
     def submit(self, x_tau: Model, work: Work) -> Travelling:
         """The next free process takes it."""
         return Travelling(x_tau, work, self._send(_train, x_tau, work))

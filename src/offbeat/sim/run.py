@@ -46,7 +46,7 @@ BYTES_PER_FLOAT = 4
 RESULTS = (
     *("t", "epochs", "applied", "gradients", "virtual_s", "wall_s", "staleness_mean", "staleness_largest"),
     *("x_sha256", "bytes_down", "bytes_up", "ended", "executor", "lanes_mean", "programs", "processes"),
-    *("dir", "task", "settings"),
+    *("actors", "redone", "dir", "task", "settings"),
 )
 """What a summary says; a task's metrics must have other names."""
 
@@ -112,7 +112,7 @@ class Simulation:
         self.source = choose.source_of(task, settings, self.rule, devices, size * BYTES_PER_FLOAT, self.plan.epochs)
         self.shared = executor is not None
         self.executor, self.word = choose.Chosen(executor) if executor else self._chosen(settings, folder)
-        self.settings = replace(settings, executor=self.executor.name, devices=devices)
+        self.settings = replace(settings, executor=self.executor.name, devices=devices, **choose.ANYWHERE)  # type: ignore[arg-type]
         self.updater = updater or Updater()
         self.tally = Tally(size * BYTES_PER_FLOAT, decisions=[] if folder is None else None)
         self.begun = time.perf_counter()
@@ -199,11 +199,13 @@ class Simulation:
 
     def _chosen(self, settings: Settings, folder: Path | None) -> choose.Chosen:
         recorded = RunFolder.recorded(folder, "executor") if folder and settings.executor == "auto" else None
+        asked = recorded or settings.executor
         return choose.executor_of(
             self.task,
-            recorded or settings.executor,
+            asked,
             parameters=self.x_0.layout.size,
             in_flight_max=self.plan.in_flight_max,
+            wishes=choose.wishes_of(settings, asked),
         )
 
     def _begin(self) -> None:
