@@ -12,7 +12,7 @@ import click
 
 from offbeat.cli.access import init, token
 from offbeat.cli.look import export, readmit, runs, status, verify
-from offbeat.cli.options import FILE, FOLDER, JSON, flags_of, settings_of, settings_options
+from offbeat.cli.options import FILE, FOLDER, JSON, flags_of, place_options, settings_of, settings_options
 from offbeat.cli.report import report
 from offbeat.cli.track import TRACK, track
 from offbeat.cli.ui import ui
@@ -134,13 +134,14 @@ def serve(
 @main.command()
 @click.argument("spec", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--dir", "folder", type=FOLDER, help="Where the runs go.  [default: runs/NAME-OF-SPEC]")
-@click.option("--processes", type=click.IntRange(1, 256), help="How many to use.  [default: one per core]")
+@place_options
 @JSON
-def compare(spec: Path, folder: Path | None, processes: int | None, as_json: bool) -> None:
+def compare(spec: Path, folder: Path | None, as_json: bool, **place: Any) -> None:
     """Compare methods, settings and seeds as SPEC (a TOML file) says; goes on where it was interrupted."""
     from offbeat.cli.compare import compare as run
+    from offbeat.sim.places import Place
 
-    run(spec, folder or Path("runs") / spec.stem, processes=processes, as_json=as_json)
+    run(spec, folder or Path("runs") / spec.stem, place=Place(**place), as_json=as_json)
 
 
 @main.command()
@@ -153,19 +154,18 @@ def compare(spec: Path, folder: Path | None, processes: int | None, as_json: boo
     "--dir", "folder", type=FOLDER, help="For the results.  [default: docs/reproduction, else runs/reproduction]"
 )
 @click.option("--work", type=FOLDER, default=Path("runs/reproduce"), show_default=True, help="For unfinished runs.")
-@click.option("--processes", type=click.IntRange(1, 256), help="How many to use.  [default: one per core]")
+@place_options
 @JSON
-def reproduce(
-    target: str, as_: Any, scale: str, folder: Path | None, work: Path, processes: int | None, as_json: bool
-) -> None:
+def reproduce(target: str, as_: Any, scale: str, folder: Path | None, work: Path, as_json: bool, **place: Any) -> None:
     """Reproduce a figure of the paper.
 
     TARGET is cifar-k4, cifar-k16, wikitext-k4, wikitext-k16, staleness or sensitivity; or, which the paper does not
     have, skewed, clock or cifar-partial. What has a result with the same settings is not run again.
     """
     from offbeat.cli.reproduce import reproduce as run
+    from offbeat.sim.places import Place
 
-    run(target, scale=scale, as_=as_, folder=folder, work=work, processes=processes, as_json=as_json)
+    run(target, scale=scale, as_=as_, folder=folder, work=work, place=Place(**place), as_json=as_json)
 
 
 for command in (status, runs, ui, report, verify, export, track, readmit, init, token, work):

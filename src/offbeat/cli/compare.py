@@ -13,17 +13,18 @@ from offbeat.errors import MissingExtra
 from offbeat.report import report
 from offbeat.sim.compare import Comparison, Row, Spec
 from offbeat.sim.compare import compare as run_comparison
+from offbeat.sim.places import Place
 from offbeat.sim.run import Stop
 from offbeat.storage.json_file import plain
 
 TABLE = "comparison.csv"
 
 
-def compare(spec_path: Path, folder: Path, *, processes: int | None, as_json: bool) -> None:
+def compare(spec_path: Path, folder: Path, *, place: Place, as_json: bool) -> None:
     """Run and report."""
     spec = Spec.read(spec_path)
     try:
-        result = _run(spec, folder, processes)
+        result = _run(spec, folder, place)
     except Stop:
         click.echo("Stopped; the same command goes on from there.", err=True)
         raise SystemExit(INTERRUPTED) from None
@@ -36,7 +37,7 @@ def compare(spec_path: Path, folder: Path, *, processes: int | None, as_json: bo
         click.echo(json.dumps(plain({"dir": str(folder), "rows": [row._asdict() for row in rows]}), allow_nan=False))
 
 
-def _run(spec: Spec, folder: Path, processes: int | None) -> Comparison:
+def _run(spec: Spec, folder: Path, place: Place) -> Comparison:
     """With a bar; Ctrl-C and SIGTERM stop it."""
     console = Console(stderr=True)
     columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -48,7 +49,7 @@ def _run(spec: Spec, folder: Path, processes: int | None) -> Comparison:
             bar.update(runs, completed=done, total=total)
             stop_if_asked()
 
-        return run_comparison(spec, folder, processes=processes, pictures=True, on_progress=watch)
+        return run_comparison(spec, folder, **place._asdict(), pictures=True, on_progress=watch)
 
 
 def _write(path: Path, rows: list[Row]) -> None:

@@ -15,7 +15,25 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
 SERVER_TABLE = "server"
 """In a file of settings: those of the server itself."""
+PLACES = (
+    click.option("--on", type=click.Choice(["here", "ray"]), default="here", show_default=True, help="Where runs go."),
+    click.option(
+        "--ray-address",
+        envvar="OFFBEAT_RAY_ADDRESS",
+        help="HOST:PORT of a Ray cluster, or auto.  [default: RAY_ADDRESS, else a Ray of its own]",
+    ),
+    click.option(
+        "--processes", type=click.IntRange(1, 256), help="How many to use.  [default: one per core, of all nodes]"
+    ),
+)
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def place_options(command: Command) -> Command:
+    """Give a command the flags that say where runs go."""
+    for option in reversed(PLACES):
+        command = option(command)
+    return command
 
 
 def settings_options(command: Command) -> Command:

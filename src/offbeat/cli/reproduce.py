@@ -16,15 +16,14 @@ from offbeat.reproduce.paper import As
 from offbeat.reproduce.run import run_target
 from offbeat.reproduce.targets import Target, target
 from offbeat.sim.curve import Point
+from offbeat.sim.places import Place
 from offbeat.sim.run import Stop
 from offbeat.storage.json_file import plain
 
 CHECKOUT, ELSEWHERE = Path("docs/reproduction"), Path("runs/reproduction")
 
 
-def reproduce(
-    name: str, *, scale: str, as_: As, folder: Path | None, work: Path, processes: int | None, as_json: bool
-) -> None:
+def reproduce(name: str, *, scale: str, as_: As, folder: Path | None, work: Path, place: Place, as_json: bool) -> None:
     """Run, draw and report."""
     wanted = target(name, scale, as_)
     folder = (folder or (CHECKOUT if CHECKOUT.is_dir() else ELSEWHERE)) / f"{scale}-{as_}"
@@ -38,7 +37,7 @@ def reproduce(
     except OSError as error:
         raise OffbeatError(f"cannot write to {folder}: {error.strerror}; choose another folder with --dir") from error
     try:
-        _run(wanted, results, work, processes)
+        _run(wanted, results, work, place)
     except Stop:
         figures.write(wanted, results, folder)
         click.echo("Stopped; the same command goes on from there.", err=True)
@@ -51,7 +50,7 @@ def reproduce(
         click.echo(json.dumps(plain({**summary, "dir": str(folder)})))
 
 
-def _run(wanted: Target, results: Results, work: Path, processes: int | None) -> None:
+def _run(wanted: Target, results: Results, work: Path, place: Place) -> None:
     console = Console(stderr=True)
     columns = (TextColumn(wanted.name), BarColumn(), TextColumn("{task.fields[news]}"), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress, stopping() as stop_if_asked:
@@ -61,7 +60,7 @@ def _run(wanted: Target, results: Results, work: Path, processes: int | None) ->
             progress.update(bar, completed=done, total=count, news=f"{done:.1f} of {count} runs")
             stop_if_asked()
 
-        run_target(wanted, results, work, processes=processes, tell=tell)
+        run_target(wanted, results, work, **place._asdict(), tell=tell)
 
 
 def _report(wanted: Target, results: Results, folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Owns the running of a target: what has no result yet is run, over all cores, and kept as it finishes."""
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,10 +10,8 @@ from offbeat.errors import OffbeatError
 from offbeat.loading import load
 from offbeat.reproduce.curves import Curve, Results
 from offbeat.reproduce.targets import Target
-from offbeat.sim.children import run_shares
 from offbeat.sim.curve import CURVE, read_curve
-from offbeat.sim.processes import cores
-from offbeat.sim.share import Failure, run_share
+from offbeat.sim.places import HERE, Place
 from offbeat.sim.spec import Entry
 from offbeat.storage.json_file import read_json
 from offbeat.storage.run_folder import SUMMARY
@@ -29,7 +27,14 @@ class Wanted(NamedTuple):
 
 
 def run_target(
-    target: Target, results: Results, work: Path, *, processes: int | None = None, tell: Tell = lambda *_: None
+    target: Target,
+    results: Results,
+    work: Path,
+    *,
+    processes: int | None = None,
+    on: str = HERE,
+    ray_address: str | None = None,
+    tell: Tell = lambda *_: None,
 ) -> None:
     """Run what is missing; `tell` hears how many runs are done, of all, and may raise `Stop`."""
     wanted = list(dict.fromkeys(Wanted(curve, seed) for curve in target.curves for seed in curve.seeds))
@@ -43,10 +48,12 @@ def run_target(
         _harvest(entries, results)
         tell(done + far, len(wanted))
 
+    place = Place(on, processes, ray_address)
+    place.check([*entries])
     heard(0.0)
     if entries:
         load(missing[0].curve.task, missing[0].curve.settings(missing[0].seed))  # fetches the data, or says what to do
-        failures = _run(missing[0].curve.task, list(entries), processes or cores(), heard)
+        failures = place.run(missing[0].curve.task, _ordered(entries), heard)
         _harvest(entries, results)
         if failures:
             why = "; ".join(f"{failure.method} (seed {failure.seed}): {failure.message}" for failure in failures[:3])
@@ -63,13 +70,9 @@ def _missing(wanted: Sequence[Wanted], results: Results) -> list[Wanted]:
     return list(found.values())
 
 
-def _run(task: str, entries: Sequence[Entry], count: int, tell: Callable[[float], None]) -> list[Failure]:
+def _ordered(entries: Iterable[Entry]) -> list[Entry]:
     """Seed by seed, so that every curve has its first seed before any has its last."""
-    ordered = sorted((entry for entry in entries if not (entry.folder / SUMMARY).exists()), key=lambda e: e.seed)
-    shares = [share for number in range(count) if (share := ordered[number::count])]
-    if not shares:
-        return []
-    return run_share(task, shares[0], tell) if len(shares) == 1 else run_shares(task, shares, tell)
+    return sorted((entry for entry in entries if not (entry.folder / SUMMARY).exists()), key=lambda e: e.seed)
 
 
 def _folder(work: Path, run: Wanted) -> Path:

@@ -12,11 +12,10 @@ from pathlib import Path
 
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.loading import identity
-from offbeat.sim.children import run_shares
 from offbeat.sim.choose import ANYWHERE
 from offbeat.sim.comparison import Comparison, Row, refuse_unknown_metric
 from offbeat.sim.lending import Executors
-from offbeat.sim.processes import PROCESSES_MAX, cores
+from offbeat.sim.places import HERE, Place
 from offbeat.sim.run import Simulation
 from offbeat.sim.share import Failure, described, draw, run_share
 from offbeat.sim.spec import Entry, Spec
@@ -35,12 +34,15 @@ def compare(
     folder: Path | str,
     *,
     processes: int | None = None,
+    on: str = HERE,
+    ray_address: str | None = None,
     pictures: bool = True,
     on_progress: Callable[[float, int], None] = lambda *_: None,
 ) -> Comparison:
     """Run what has not been run, over all cores, and sum it up; `spec` may be the path of its file.
 
-    `pictures` draws every run. Progress is told in runs done, of all runs; `on_progress` may raise `Stop`.
+    `on` is here or ray, for the cluster at `ray_address`. `pictures` draws every run. Progress is told in runs done, of
+    all runs; `on_progress` may raise `Stop`.
     """
     spec, folder = Spec.of(spec), Path(folder)
     entries = spec.entries(folder)
@@ -49,12 +51,15 @@ def compare(
     task = identity(spec.task)
     waiting = [entry for entry in entries if not _is_done(entry, task)]
     done = len(entries) - len(waiting)
-    shares = _shares(waiting, processes)
+    place = Place(on, processes, ray_address)
+    place.check(entries)
     on_progress(done, len(entries))
     if waiting:
         check(spec, waiting)
         with _writing(folder):
-            failures = _run(spec.task, shares, lambda far: on_progress(done + far, len(entries)), pictures=pictures)
+            failures = place.run(
+                spec.task, waiting, lambda far: on_progress(done + far, len(entries)), pictures=pictures
+            )
         _refuse_failed(failures, len(entries))
     if pictures:
         for entry in entries:
@@ -82,21 +87,6 @@ def _one_of_each(entries: Sequence[Entry]) -> Iterator[Entry]:
     """The first run of every method."""
     for method in dict.fromkeys(entry.method for entry in entries):
         yield next(entry for entry in entries if entry.method == method)
-
-
-def _shares(waiting: Sequence[Entry], processes: int | None) -> list[Sequence[Entry]]:
-    if processes is not None and not 1 <= processes <= PROCESSES_MAX:
-        raise InvalidValue(f"processes is {processes} but must lie in 1..{PROCESSES_MAX}; one per core is enough")
-    count = processes or cores()
-    return [share for number in range(count) if (share := waiting[number::count])]
-
-
-def _run(
-    task_spec: str, shares: Sequence[Sequence[Entry]], tell: Callable[[float], None], *, pictures: bool
-) -> list[Failure]:
-    if len(shares) == 1:
-        return run_share(task_spec, shares[0], tell, pictures=pictures)
-    return run_shares(task_spec, shares, tell, pictures=pictures)
 
 
 def _is_done(entry: Entry, task: str) -> bool:

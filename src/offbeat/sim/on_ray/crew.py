@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from offbeat.core.layout import Model
 from offbeat.errors import OffbeatError
 from offbeat.sim.on_ray.cluster import Call, Lost
-from offbeat.sim.on_ray.trainer import packages
+from offbeat.sim.on_ray.trainer import refuse_other_packages
 from offbeat.sim.on_ray.versions import Versions
 
 AHEAD = 2
@@ -215,7 +215,7 @@ class Crew:
     def _hear(self, member: Member, call: Call) -> None:
         error = self._cluster.error(call)
         if not member.is_here:
-            _refuse_other_packages(self._cluster.answer(call))
+            refuse_other_packages(self._cluster.answer(call))
             member.is_here, self._false_starts = True, 0
             return
         errand = member.errands.popleft()
@@ -238,13 +238,3 @@ class Crew:
         errand.lost += 1
         if errand.lost > LOST_MAX:
             raise OffbeatError(f"a training was lost {errand.lost} times, perhaps for want of memory: {lost}")
-
-
-def _refuse_other_packages(there: dict[str, str]) -> None:
-    here = packages()
-    for name in sorted({*here, *there}):
-        if here.get(name) != there.get(name):
-            raise OffbeatError(
-                f"{name} is {there.get(name)} on a node of the Ray cluster and {here.get(name)} here; "
-                "install the same, or the bits may differ"
-            )

@@ -72,6 +72,17 @@ def packages() -> dict[str, str]:
     return found
 
 
+def refuse_other_packages(there: dict[str, str]) -> None:
+    """What a node says it has must be what is here."""
+    here = packages()
+    for name in sorted({*here, *there}):
+        if here.get(name) != there.get(name):
+            raise OffbeatError(
+                f"{name} is {there.get(name)} on a node of the Ray cluster and {here.get(name)} here; "
+                "install the same, or the bits may differ"
+            )
+
+
 def go_to(folder: str) -> None:
     """Work in the driver's folder, where nodes share a disk: tasks and traces may be named from there."""
     with suppress(OSError):

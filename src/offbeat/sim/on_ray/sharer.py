@@ -1,0 +1,105 @@
+"""Owns what an actor does that runs a share of a comparison: it runs, and is asked for its news.
+
+Rules kept here:
+- Runs are written to the node's own disk; each goes back to the driver whole, as soon as it is finished, and is deleted
+  here. Where the share is stopped, so do the unfinished ones, with their checkpoints.
+- At most FOLDERS_WAITING_MAX folders wait to be fetched; then the share waits, too.
+"""
+
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from queue import Empty, Queue
+from tempfile import TemporaryDirectory
+from threading import Event, Thread
+from typing import NamedTuple
+
+from offbeat.sim.on_ray.folders import Files, packed_folder, unpack
+from offbeat.sim.on_ray.sources import Sources, placed
+from offbeat.sim.on_ray.trainer import Told, go_to, packages, told
+from offbeat.sim.run import Stop
+from offbeat.sim.share import Failure, described, run_share
+from offbeat.sim.spec import Entry
+from offbeat.storage.run_folder import SUMMARY
+
+FOLDERS_WAITING_MAX = 2
+NEWS_EVERY_S = 0.5
+
+
+class News(NamedTuple):
+    """How far a share is; a run that came back, by its number in the share; what failed, when all is over."""
+
+    far: float
+    number: int | None = None
+    files: Files = {}  # noqa: RUF012 (it is never changed)
+    failures: list[Failure] | None = None
+
+
+class Sharer:
+    """A share of a comparison on some node."""
+
+    def __init__(
+        self, sources: Sources, share: Sequence[Entry], begun: Sequence[Files], pictures: bool, folder: str
+    ) -> None:
+        """`begun` holds the files of the runs that go on."""
+        go_to(folder)
+        self._sources, self._share, self._pictures = sources, share, pictures
+        self._news: Queue[News] = Queue(FOLDERS_WAITING_MAX)
+        self._is_asked_to_stop = Event()
+        self._far, self._looked = 0.0, 0.0
+        Thread(target=self._live, args=(begun,), daemon=True).start()
+
+    def hello(self) -> Told[dict[str, str]]:
+        """Here it is; with these packages."""
+        return None, packages()
+
+    def news(self) -> Told[News]:
+        """What there is to tell, or after a while how far it is."""
+        try:
+            return None, self._news.get(timeout=NEWS_EVERY_S)
+        except Empty:
+            return None, News(self._far)
+
+    def stop(self) -> Told[None]:
+        """Stop at the next safe moment; then the unfinished runs come back."""
+        self._is_asked_to_stop.set()
+        return None, None
+
+    # --- in a thread of its own --------------------------------------------------------------------------------------
+
+    def _live(self, begun: Sequence[Files]) -> None:
+        with TemporaryDirectory(prefix="offbeat-share-") as folder:
+            self._here = {number: Path(folder) / str(number) for number in range(len(self._share))}
+            error, failures = told(lambda: self._run(begun))
+            for number in [*self._here]:
+                self._send(number)
+        if error is not None:
+            why = described(error, self._sources.spec)
+            failures = [Failure(entry.method, entry.seed, why) for entry in self._share]
+        self._news.put(News(self._far, failures=failures or []))
+
+    def _run(self, begun: Sequence[Files]) -> list[Failure]:
+        for number, files in enumerate(begun):
+            unpack(files, self._here[number])
+        entries = [entry._replace(folder=self._here[number]) for number, entry in enumerate(self._share)]
+        try:
+            return run_share(placed(self._sources), entries, self._tell, pictures=self._pictures, alone=False)
+        except Stop:
+            return []
+
+    def _tell(self, far: float) -> None:
+        self._far = far
+        if self._is_asked_to_stop.is_set():
+            raise Stop
+        if time.monotonic() - self._looked > NEWS_EVERY_S:
+            self._looked = time.monotonic()
+            for number in [number for number, folder in self._here.items() if (folder / SUMMARY).exists()]:
+                self._send(number)
+
+    def _send(self, number: int) -> None:
+        folder = self._here.pop(number)
+        files = packed_folder(folder)
+        if files:
+            shutil.rmtree(folder)
+            self._news.put(News(self._far, number, files))
