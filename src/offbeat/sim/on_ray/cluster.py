@@ -122,6 +122,8 @@ def installed() -> Any:
     try:
         import ray
     except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
         raise MissingExtra("ray", "ray") from error
     return ray
 
