@@ -26,6 +26,7 @@ CHECKOUT, ELSEWHERE = Path("docs/reproduction"), Path("runs/reproduction")
 def reproduce(name: str, *, scale: str, as_: As, folder: Path | None, work: Path, place: Place, as_json: bool) -> None:
     """Run, draw and report."""
     wanted = target(name, scale, as_)
+    place.check(())
     folder = (folder or (CHECKOUT if CHECKOUT.is_dir() else ELSEWHERE)) / f"{scale}-{as_}"
     try:
         from offbeat.reproduce import figures

@@ -10,19 +10,22 @@ Rules kept here:
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import floor
 from typing import Any, NamedTuple
 
-from offbeat.errors import MissingExtra, OffbeatError
+from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
 from offbeat.sim.processes import CHILD_ENVIRONMENT, cores, environment
 
 RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """A Ray that is started here reports to nobody, and leaves the variables that hide GPUs as they are."""
 OWN = "local"
-"""What Ray calls a cluster of its own on this machine."""
+RUNNING = "auto"
+"""What Ray calls a cluster of its own on this machine, and the one that runs there already."""
+CONNECT_S = 10.0
 
 _users = 0
 _is_ours = False
@@ -142,12 +145,9 @@ def places_of(resources: Mapping[str, float], gpus: float) -> int:
 
 def _start(ray: Any, address: str | None) -> None:
     """Connect; quietly, and with Ctrl-C and SIGTERM left to whoever has them."""
-    if address is not None and "://" in address:
-        raise OffbeatError(
-            f"ray_address is {address!r} but must be HOST:PORT or auto; start the command on a node of the cluster, "
-            "or with `ray job submit`"
-        )
     address = address or os.environ.get("RAY_ADDRESS") or OWN
+    if address not in (OWN, RUNNING):
+        _refuse_unless_it_answers(address)
     own = {"num_cpus": cores(), "include_dashboard": False} if address == OWN else {}
     quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL}
     try:
@@ -155,6 +155,20 @@ def _start(ray: Any, address: str | None) -> None:
             ray.init(address=address, **own, **quiet)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise OffbeatError(f"cannot connect to Ray at {address}: {_one_line(error)}") from error
+
+
+def _refuse_unless_it_answers(address: str) -> None:
+    """Ray itself would go on trying for minutes."""
+    host, _, port = address.rpartition(":")
+    if "/" in host or not host or not port.isdecimal():
+        raise InvalidValue(
+            f"ray_address is {address!r} but must be HOST:PORT or {RUNNING}; start the command on a node of the "
+            "cluster, or with `ray job submit`"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise OffbeatError(f"no Ray cluster answers at {address}: {error}; `ray status` there tells more") from error
 
 
 @contextmanager

@@ -106,6 +106,16 @@ class Crew:
     def __len__(self) -> int:
         return len(self._members)
 
+    @property
+    def here(self) -> int:
+        """How many actors are there by now."""
+        return sum(member.is_here for member in self._members)
+
+    def gather(self) -> None:
+        """Wait until all are there."""
+        while self.here < len(self):
+            self._go_on(LISTEN_S)
+
     def add(self, errand: Errand) -> None:
         """Take an errand on."""
         self.versions.use(errand.models)
@@ -207,7 +217,7 @@ class Crew:
                 self._hear(member, call)
             except Lost as lost:
                 self._replace(member, lost)
-        if any(member.is_here for member in self._members):
+        if self.here:
             self._somebody_here = monotonic()
         elif monotonic() - self._somebody_here > ACTOR_WAIT_S:
             raise OffbeatError(f"no node of the Ray cluster had room for an actor in {ACTOR_WAIT_S:.0f} s; is it busy?")

@@ -102,6 +102,10 @@ class Ray:
                 x_new, trained = self._hired(job.x_tau.layout).answer(job.errand)
                 job.update = Update(_own(job.x_tau.layout, x_new), job.work, trained)
 
+    def gather(self, layout: Layout) -> None:
+        """Wait until all actors are there, which no run needs to: it begins with those that are."""
+        self._hired(layout).gather()
+
     def train_many(self, jobs: Sequence[tuple[Model, Work]]) -> tuple[list[tuple[Model, Trained]], int]:
         """Trainings of a task that can batch them, an equal part in each actor; as its own `train_many`."""
         layout = jobs[0][0].layout

@@ -1,0 +1,197 @@
+"""Ray itself: a real cluster of several nodes on this machine, one of them killed on the way."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+import offbeat
+from offbeat.cli import main
+from offbeat.errors import OffbeatError
+from offbeat.sim.compare import Comparison, compare
+from offbeat.sim.on_ray.executor import Ray
+from offbeat.sim.run import Simulation
+from tests.simulation.comparing import change, written
+
+for package in ("ray", "torch", "sklearn"):
+    pytest.importorskip(package, reason=f"{package} is not installed")
+
+pytestmark = pytest.mark.slow
+PATIENCE_S = 120.0
+STORE_BYTES = 100_000_000
+SETTINGS: dict[str, Any] = {"devices": 20, "epochs": 60, "seed": 5, "device_model": "lognormal:1"}
+
+
+class Nodes:
+    """A Ray cluster whose nodes are processes of this machine, with a CPU each."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "include_dashboard": False}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.address: str = self.cluster.address
+        self.others: list[Any] = []
+
+    def are(self, count: int) -> "Nodes":
+        """With so many nodes."""
+        while len(self.others) + 1 < count:
+            self.others.append(self.cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES))
+        return self
+
+    def kill_one(self) -> None:
+        """As if its plug were pulled: the node's processes are gone, all at once and without a word."""
+        node = self.others.pop()
+        raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+        for process in [raylet, *raylet.children(recursive=True)]:
+            process.kill()
+        self.cluster.remove_node(node, allow_graceful=False)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        nodes = Nodes()
+        yield nodes
+        nodes.cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def inline() -> dict[str, Any]:
+    return offbeat.simulate("digits", executor="inline", **SETTINGS).summary
+
+
+def flags() -> list[str]:
+    return [part for name, value in SETTINGS.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_digits_on_ray_has_the_bits_of_inline(count: int, nodes: Nodes, inline: dict[str, Any]) -> None:
+    command = ["simulate", "digits", "--executor", "ray", "--ray-address", nodes.are(count).address, "--json", *flags()]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout.splitlines()[-1])
+    assert summary["x_sha256"] == inline["x_sha256"]
+    assert (summary["executor"], summary["actors"], summary["redone"]) == ("ray", count, 0)
+
+
+def test_batched_on_ray_has_the_bits_of_batched(nodes: Nodes) -> None:
+    here = offbeat.simulate("digits", executor="batched", **SETTINGS).summary
+    there = offbeat.simulate("digits", executor="ray:2+batched", ray_address=nodes.are(3).address, **SETTINGS).summary
+    assert there["x_sha256"] == here["x_sha256"]
+    assert (there["executor"], there["actors"]) == ("ray:2+batched", 2)
+
+
+def test_a_comparison_on_ray_gives_the_table_that_it_gives_here(nodes: Nodes, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.toml"
+    spec.write_text(
+        'task = "digits"\nseeds = [1, 2]\nreach = "FedAvg"\n'
+        '[settings]\ndevices = 20\ndevice_model = "lognormal:1.5"\nin_flight_max = 8\nexecutor = "inline"\n'
+        '[methods.FedAsync]\nrule = "fedasync"\nepochs = 60\n[methods.FedAvg]\nrule = "fedavg:8"\nepochs = 6\n'
+    )
+    here = compare(spec, tmp_path / "here", processes=1, pictures=False)
+    where = ["--on", "ray", "--ray-address", nodes.are(3).address, "--processes", "2"]
+    result = CliRunner().invoke(main, ["compare", str(spec), "--dir", str(tmp_path / "there"), *where])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(here.table)
+    there = Comparison.read(here.spec, tmp_path / "there")
+    for method, summaries in here.summaries.items():
+        assert [s["x_sha256"] for s in summaries] == [s["x_sha256"] for s in there.summaries[method]]
+
+
+def test_with_one_of_three_nodes_killed_the_bits_are_the_same(nodes: Nodes) -> None:
+    """Trainings take so long that every actor has some when the node is killed, and the driver waits for them."""
+    settings = {**SETTINGS, "epochs": 80, "local_passes": 30}
+    inline = offbeat.simulate("digits", executor="inline", **settings).summary
+    nodes.are(3)
+    seen: list[int] = []
+
+    def kill_on_the_way(simulation: Simulation) -> None:
+        executor, t = simulation.executor, simulation.coordinator.t
+        if not seen and t >= 5 and isinstance(executor, Ray):
+            executor.gather(simulation.x_0.layout)
+            seen.append(t)
+        elif len(seen) == 1 and t >= 40:
+            nodes.kill_one()
+            seen.append(t)
+
+    run = offbeat.simulate("digits", executor="ray", ray_address=nodes.address, on_progress=kill_on_the_way, **settings)
+    assert 40 <= seen[1] < 80
+    assert run.summary["x_sha256"] == inline["x_sha256"]
+    assert run.summary["redone"] > 0, "the node had work"
+
+
+def test_runs_of_a_node_that_is_killed_are_done_again(nodes: Nodes, tmp_path: Path) -> None:
+    spec = written(tmp_path)
+    change(spec, ("epochs = 30", "epochs = 300"))
+    (tmp_path / "slow").touch()
+    nodes.are(2)
+
+    def kill_on_the_way(done: float, _total: int) -> None:
+        if nodes.others and done > 0.5:
+            nodes.kill_one()
+
+    there = compare(
+        spec, tmp_path / "there", on="ray", ray_address=nodes.address, pictures=False, on_progress=kill_on_the_way
+    )
+    assert not nodes.others
+    (tmp_path / "slow").unlink()
+    assert there.rows() == compare(spec, tmp_path / "here", processes=1, pictures=False).rows()
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("127.0.0.1:1", r"^no Ray cluster answers at 127\.0\.0\.1:1: .*; `ray status` there tells more$"),
+        ("ray://127.0.0.1:10001", r"must be HOST:PORT or auto; start the command on a node of the cluster"),
+        ("localhost", "must be HOST:PORT or auto"),
+    ],
+)
+def test_an_address_where_nothing_is_is_one_line(address: str, said: str) -> None:
+    with pytest.raises(OffbeatError, match=said):
+        offbeat.simulate("digits", executor="ray", ray_address=address, **SETTINGS)
+
+
+def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
+    """With a Ray of its own; Ctrl-C at a terminal reaches all of it."""
+    written(tmp_path)
+    (tmp_path / "pull.py").write_text(
+        (tmp_path / "pull.py").read_text().replace("os.write(1, f", "os.write(told(), f")
+        + "\ndef told():\n    return os.open(HERE / 'told', os.O_WRONLY)\n"
+    )
+    (tmp_path / "slow").touch()
+    os.mkfifo(tmp_path / "told")
+    command = [sys.executable, "-m", "offbeat", "simulate", str(tmp_path / "pull.py"), "--executor", "ray:1"]
+    environment = {**os.environ, "RAY_ADDRESS": ""}
+    options: Any = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True, "env": environment}
+    with subprocess.Popen([*command, "--dir", str(tmp_path / "out")], **options, preexec_fn=_hear_ctrl_c) as process:
+        watchdog = Timer(PATIENCE_S, os.killpg, (process.pid, signal.SIGKILL))
+        watchdog.start()
+        try:
+            with (tmp_path / "told").open() as told:
+                trainer = psutil.Process(int(told.readline()))
+            started = [trainer, *psutil.Process(process.pid).children(recursive=True)]
+            os.killpg(process.pid, signal.SIGINT)
+            _, said = process.communicate()
+        finally:
+            watchdog.cancel()
+    assert process.returncode == 130, said
+    assert said.endswith("the same command goes on from there.\n")
+    assert (tmp_path / "out" / "checkpoint.safetensors").exists()
+    assert len(started) > 3
+    assert psutil.wait_procs(started, timeout=PATIENCE_S)[1] == []
+
+
+def _hear_ctrl_c() -> None:
+    """Whoever starts the tests in the background may be deaf to it, and what they start would be, too."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
