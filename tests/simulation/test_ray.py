@@ -18,6 +18,7 @@ import offbeat
 from offbeat.cli import main
 from offbeat.errors import OffbeatError
 from offbeat.sim.compare import Comparison, compare
+from offbeat.sim.on_ray.cluster import RAY_ENVIRONMENT
 from offbeat.sim.on_ray.executor import Ray
 from offbeat.sim.run import Simulation
 from tests.simulation.comparing import change, written
@@ -60,7 +61,8 @@ class Nodes:
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        for name, value in RAY_ENVIRONMENT.items():
+            patch.setenv(name, value)
         nodes = Nodes()
         yield nodes
         nodes.cluster.shutdown()
@@ -92,7 +94,12 @@ def test_batched_on_ray_has_the_bits_of_batched(nodes: Nodes) -> None:
     assert (there["executor"], there["actors"]) == ("ray:2+batched", 2)
 
 
-def test_a_comparison_on_ray_gives_the_table_that_it_gives_here(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_comparison_on_ray_gives_the_table_that_it_gives_here(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the command gives it, but without pictures, which take longer than the runs."""
+    monkeypatch.setattr("offbeat.cli.compare.run_comparison", lambda *a, **b: compare(*a, **{**b, "pictures": False}))
+    monkeypatch.setattr("offbeat.cli.compare._draw", lambda *_: None)
     spec = tmp_path / "spec.toml"
     spec.write_text(
         'task = "digits"\nseeds = [1, 2]\nreach = "FedAvg"\n'

@@ -20,8 +20,13 @@ from typing import Any, NamedTuple
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
 from offbeat.sim.processes import CHILD_ENVIRONMENT, cores, environment
 
-RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-"""A Ray that is started here reports to nobody, and leaves the variables that hide GPUs as they are."""
+RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+"""A Ray that is started here reports to nobody, its actors have the priority of other processes, and the variables that
+hide GPUs stay as they are."""
 OWN = "local"
 RUNNING = "auto"
 """What Ray calls a cluster of its own on this machine, and the one that runs there already."""
