@@ -27,7 +27,7 @@ for package in ("ray", "torch", "sklearn"):
     pytest.importorskip(package, reason=f"{package} is not installed")
 
 pytestmark = pytest.mark.slow
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 STORE_BYTES = 100_000_000
 SETTINGS: dict[str, Any] = {"devices": 20, "epochs": 60, "seed": 5, "device_model": "lognormal:1"}
 
@@ -118,7 +118,7 @@ def test_a_comparison_on_ray_gives_the_table_that_it_gives_here(
 
 def test_with_one_of_three_nodes_killed_the_bits_are_the_same(nodes: Nodes) -> None:
     """Trainings take so long that every actor has some when the node is killed, and the driver waits for them."""
-    settings = {**SETTINGS, "epochs": 80, "local_passes": 30}
+    settings = {**SETTINGS, "local_passes": 10}
     inline = offbeat.simulate("digits", executor="inline", **settings).summary
     nodes.are(3)
     seen: list[int] = []
@@ -128,12 +128,12 @@ def test_with_one_of_three_nodes_killed_the_bits_are_the_same(nodes: Nodes) -> N
         if not seen and t >= 5 and isinstance(executor, Ray):
             executor.gather(simulation.x_0.layout)
             seen.append(t)
-        elif len(seen) == 1 and t >= 40:
+        elif len(seen) == 1 and t >= 30:
             nodes.kill_one()
             seen.append(t)
 
     run = offbeat.simulate("digits", executor="ray", ray_address=nodes.address, on_progress=kill_on_the_way, **settings)
-    assert 40 <= seen[1] < 80
+    assert 30 <= seen[1] < 60
     assert run.summary["x_sha256"] == inline["x_sha256"]
     assert run.summary["redone"] > 0, "the node had work"
 
@@ -185,11 +185,11 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
         watchdog = Timer(PATIENCE_S, os.killpg, (process.pid, signal.SIGKILL))
         watchdog.start()
         try:
-            with (tmp_path / "told").open() as told:
+            with (tmp_path / "told").open() as told:  # to the end: nobody can write where nobody reads
                 trainer = psutil.Process(int(told.readline()))
-            started = [trainer, *psutil.Process(process.pid).children(recursive=True)]
-            os.killpg(process.pid, signal.SIGINT)
-            _, said = process.communicate()
+                started = [trainer, *psutil.Process(process.pid).children(recursive=True)]
+                os.killpg(process.pid, signal.SIGINT)
+                _, said = process.communicate()
         finally:
             watchdog.cancel()
     assert process.returncode == 130, said
