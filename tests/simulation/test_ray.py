@@ -5,12 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from threading import Timer
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 from click.testing import CliRunner
 
@@ -29,6 +30,8 @@ for package in ("ray", "torch", "sklearn"):
 pytestmark = pytest.mark.slow
 PATIENCE_S = 300.0
 STORE_BYTES = 100_000_000
+STARTS_MAX = 4
+TOO_BUSY = "timed out during startup"
 SETTINGS: dict[str, Any] = {"devices": 20, "epochs": 60, "seed": 5, "device_model": "lognormal:1"}
 
 
@@ -39,14 +42,14 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         head = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "include_dashboard": False}
-        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.cluster = _patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
         self.address: str = self.cluster.address
         self.others: list[Any] = []
 
     def are(self, count: int) -> "Nodes":
         """With so many nodes."""
         while len(self.others) + 1 < count:
-            self.others.append(self.cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES))
+            self.others.append(_patiently(lambda: self.cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)))
         return self
 
     def kill_one(self) -> None:
@@ -56,6 +59,17 @@ class Nodes:
         for process in [raylet, *raylet.children(recursive=True)]:
             process.kill()
         self.cluster.remove_node(node, allow_graceful=False)
+
+
+def _patiently(start: Callable[[], Any]) -> Any:
+    """Ray gives a node half a minute to start, which on a busy machine is not always enough."""
+    for _ in range(STARTS_MAX - 1):
+        try:
+            return start()
+        except Exception as error:
+            if TOO_BUSY not in str(error):
+                raise
+    return start()
 
 
 @pytest.fixture(scope="module")
@@ -172,26 +186,28 @@ def test_an_address_where_nothing_is_is_one_line(address: str, said: str) -> Non
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
     """With a Ray of its own; Ctrl-C at a terminal reaches all of it."""
     written(tmp_path)
-    (tmp_path / "pull.py").write_text(
-        (tmp_path / "pull.py").read_text().replace("os.write(1, f", "os.write(told(), f")
-        + "\ndef told():\n    return os.open(HERE / 'told', os.O_WRONLY)\n"
-    )
+    file, told = tmp_path / "pull.py", tmp_path / "told"
+    file.write_text(file.read_text().replace("os.write(1, ", "(HERE / 'told').write_bytes("))
     (tmp_path / "slow").touch()
-    os.mkfifo(tmp_path / "told")
-    command = [sys.executable, "-m", "offbeat", "simulate", str(tmp_path / "pull.py"), "--executor", "ray:1"]
+    told.touch()
+    command = [sys.executable, "-m", "offbeat", "simulate", str(file), "--executor", "ray:1"]
     environment = {**os.environ, "RAY_ADDRESS": ""}
     options: Any = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True, "env": environment}
     with subprocess.Popen([*command, "--dir", str(tmp_path / "out")], **options, preexec_fn=_hear_ctrl_c) as process:
         watchdog = Timer(PATIENCE_S, os.killpg, (process.pid, signal.SIGKILL))
         watchdog.start()
         try:
-            with (tmp_path / "told").open() as told:  # to the end: nobody can write where nobody reads
-                trainer = psutil.Process(int(told.readline()))
-                started = [trainer, *psutil.Process(process.pid).children(recursive=True)]
+            while not (pid := told.read_text()) and process.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.1)
+            started = [psutil.Process(int(pid)), *psutil.Process(process.pid).children(recursive=True)] if pid else []
+            if started:
                 os.killpg(process.pid, signal.SIGINT)
-                _, said = process.communicate()
+            _, said = process.communicate()
         finally:
             watchdog.cancel()
+    if TOO_BUSY in said:
+        pytest.skip("the machine is too busy: Ray gives itself half a minute to start")
     assert process.returncode == 130, said
     assert said.endswith("the same command goes on from there.\n")
     assert (tmp_path / "out" / "checkpoint.safetensors").exists()

@@ -23,10 +23,11 @@ from offbeat.sim.processes import CHILD_ENVIRONMENT, cores, environment
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",
+    "RAY_agent_register_timeout_ms": "120000",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""A Ray that is started here reports to nobody, its actors have the priority of other processes, and the variables that
-hide GPUs stay as they are."""
+"""A Ray that is started here reports to nobody, its actors have the priority of other processes, its parts
+have time to start, and the variables that hide GPUs stay as they are."""
 OWN = "local"
 RUNNING = "auto"
 """What Ray calls a cluster of its own on this machine, and the one that runs there already."""
@@ -158,7 +159,7 @@ def _start(ray: Any, address: str | None) -> None:
     try:
         with _signals_kept(), environment(RAY_ENVIRONMENT):
             ray.init(address=address, **own, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+    except Exception as error:  # Ray raises that very class, too, when a node takes too long to start
         raise OffbeatError(f"cannot connect to Ray at {address}: {_one_line(error)}") from error
 
 
