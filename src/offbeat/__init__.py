@@ -52,9 +52,9 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """`offbeat.torch` and the simulator are imported when they are first used: the server needs neither."""
-    if name == "torch":
-        return import_module("offbeat.torch")
+    """`offbeat.torch`, `offbeat.flower` and the simulator are imported when they are first used: few need them all."""
+    if name in ("flower", "torch"):
+        return import_module(f"offbeat.{name}")
     if name in _LATER:
         return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module 'offbeat' has no attribute {name!r}")

@@ -1,0 +1,26 @@
+"""Flower's fleets, asynchronously: `FedAsync` for a ServerApp, and a mod that adds the proximal term to a ClientApp."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from offbeat.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from offbeat.flower.proximal import proximal_mod
+    from offbeat.flower.result import Applied, Result
+    from offbeat.flower.strategy import FedAsync
+
+__all__ = ["Applied", "FedAsync", "Result", "proximal_mod"]
+
+_LATER = {"Applied": "result", "FedAsync": "strategy", "Result": "result", "proximal_mod": "proximal"}
+
+if find_spec("flwr") is None:
+    raise MissingExtra("flwr", "flower")
+
+
+def __getattr__(name: str) -> Any:
+    """Each is imported when it is first used: a node, which starts a process per task, needs nothing of the server."""
+    if name in _LATER:
+        return getattr(import_module(f"offbeat.flower.{_LATER[name]}"), name)
+    raise AttributeError(f"module 'offbeat.flower' has no attribute {name!r}")

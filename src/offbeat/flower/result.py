@@ -1,0 +1,69 @@
+"""Owns what `FedAsync.start` gives back: what Flower's strategies give, and how asynchronous it was."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from flwr.app import MetricRecord
+from flwr.serverapp.strategy import Result as FlowerResult
+
+from offbeat.flower.nodes import Nodes
+from offbeat.protocol.messages import AnswerPush
+from offbeat.storage.ledger import Ledger
+
+
+class Applied(NamedTuple):
+    """One mixed update."""
+
+    t: int
+    """The epoch that it went into."""
+    node: int
+    tau: int
+    staleness: int
+    alpha_t: float
+    """Its coefficient: what x_new counted."""
+    at: float
+    """Seconds on the run's own clock."""
+
+
+@dataclass(repr=False)
+class Result(FlowerResult):  # type: ignore[misc]  # user code may ask for its type; Flower is not there to be checked
+    """Flower's result, its dictionaries keyed by epoch t instead of round."""
+
+    history: list[Applied] = field(default_factory=list)
+    """Every mixed update in its order, those of before a resume included."""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """What summary.json says."""
+
+
+def applied(ledger: Ledger, nodes: Nodes) -> Iterator[Applied]:
+    """The history that a ledger tells."""
+    for d in ledger.decisions():
+        if d.mix is not None:
+            yield Applied(d.t, nodes.node(d.lease.worker), d.lease.tau, d.staleness, d.mix.new, d.at)
+
+
+class TrainMetrics:
+    """What nodes said of their training, by the epoch that it went into."""
+
+    def __init__(self) -> None:
+        self.by_epoch: dict[int, MetricRecord] = {}
+        self._group: list[tuple[int, MetricRecord]] = []
+
+    def take(self, answer: AnswerPush, metrics: MetricRecord) -> None:
+        """Note the metrics of an update that was applied; where several make one epoch, their mean by samples."""
+        decision = answer.decision
+        if decision is None or decision.mix is None or answer.repeated:
+            return
+        self._group.append((decision.samples, metrics))
+        if decision.mix.publish:
+            self.by_epoch[decision.t] = metrics if len(self._group) == 1 else _mean(self._group)
+            self._group = []
+
+
+def _mean(group: list[tuple[int, MetricRecord]]) -> MetricRecord:
+    """Of what all of them say as one number."""
+    total = sum(samples for samples, _ in group)
+    names = [name for name, value in group[0][1].items() if not isinstance(value, list)]
+    shared = [name for name in names if all(isinstance(metrics.get(name), int | float) for _, metrics in group)]
+    return MetricRecord({n: sum(samples * metrics[n] for samples, metrics in group) / total for n in shared})

@@ -1,0 +1,190 @@
+"""Owns `FedAsync`: what a ServerApp uses in the place of one of Flower's own strategies.
+
+Rules kept here:
+- Settings have the names, the defaults and the meaning that they have everywhere in Offbeat.
+- `start` takes what Flower's strategies take, and gives back what they give.
+"""
+
+import hashlib
+import logging
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+
+from offbeat import method
+from offbeat.core.layout import Model
+from offbeat.core.rules import Rule
+from offbeat.errors import InvalidValue
+from offbeat.flower.arrays import Arrays
+from offbeat.flower.fleet import Fleet
+from offbeat.flower.nodes import Nodes
+from offbeat.flower.post import Keys, Post
+from offbeat.flower.result import Result, applied
+from offbeat.flower.run import Method, Run
+from offbeat.flower.watch import Watch
+from offbeat.protocol.messages import WorkerJoined
+from offbeat.settings import Settings
+from offbeat.storage.json_file import plain
+from offbeat.storage.rows import as_event
+from offbeat.storage.run_folder import RunFolder
+
+KNOWN = (
+    *("alpha", "alpha_schedule", "staleness_fn", "staleness_policy", "staleness_max", "pace_wait_s"),
+    *("norm_max", "norm_median_max", "norm_policy", "bad_updates_max"),
+    *("scheduler", "trigger_every_s", "over_selection", "group_deadline_s", "in_flight_max", "lease_s"),
+    *("epochs", "until_s", "target", "evaluate_every", "rho", "seed"),
+)
+"""Settings that a run on Flower has; the others belong to a task, or to a simulated world."""
+NODES_MAX = 1_000_000
+"""How many nodes there may be is for Flower to say."""
+BAD_UPDATES_MAX = 5
+TTL_LEASES = 2.0
+"""A message lives for so many leases: what comes between the end of the lease and its own end comes late."""
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+log = logging.getLogger("flwr.offbeat")
+
+
+class FedAsync:
+    """Asynchronous federated optimization on Flower's Grid: every reply is mixed as it comes."""
+
+    def __init__(
+        self,
+        rule: str | Rule = "fedasync",
+        *,
+        dir: str | Path | None = None,  # noqa: A002 (what it is called everywhere)
+        checkpoint_every: int = 1,
+        message_ttl_s: float | None = None,
+        poll_s: float = 0.2,
+        nodes_every_s: float = 1.0,
+        threads: int = 1,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        **settings: Any,
+    ) -> None:
+        """`rule` is a rule or its name; `settings` are alpha, staleness_fn, in_flight_max, epochs and the like.
+
+        In `dir` the run is kept: started again, it goes on from there, and `offbeat status` and the like read it.
+        """
+        for name in settings:
+            if name in Settings.names() and name not in KNOWN:
+                raise InvalidValue(f"{name} is nothing that FedAsync on Flower can set; it knows {', '.join(KNOWN)}")
+        named = rule if isinstance(rule, str) else "fedasync"
+        self.settings = Settings.of({"rule": named, **settings})
+        if self.settings.on_one_machine:
+            raise InvalidValue("rule sgd trains on one machine; simulate it, or use another rule here")
+        self.rule = method.rule_of(self.settings) if isinstance(rule, str) else rule
+        self._named = rule if isinstance(rule, str) else rule.spec
+        self.dir = None if dir is None else Path(dir)
+        self.keys = Keys(arrayrecord_key, configrecord_key, weighted_by_key)
+        self.checkpoint_every, self.message_ttl_s, self.threads = checkpoint_every, message_ttl_s, threads
+        self.poll_s, self.nodes_every_s = poll_s, nodes_every_s
+        self.watch_of: Callable[[float], Watch] = Watch
+        """How a run's clock is made."""
+        for name in ("checkpoint_every", "message_ttl_s", "poll_s", "nodes_every_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InvalidValue(f"{name} is {value!r} but must be > 0")
+        self._method(self.settings)  # a setting that is out of range is refused here, not when the fleet is waiting
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int | None = None,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Train until enough was mixed; takes and gives what Flower's own strategies do.
+
+        `num_rounds` is the number of epochs and `timeout` the lease, where FedAsync was not given its own.
+        """
+        settings = self._filled(num_rounds, timeout)
+        if settings.target is not None and evaluate_fn is None:
+            raise InvalidValue(
+                f"target is {settings.target!r}, but without evaluate_fn it is never known to be reached"
+            )
+        if evaluate_config:
+            log.warning("evaluate_config is not used: no evaluate messages are sent; give evaluate_fn")
+        arrays = Arrays(initial_arrays)
+        if arrays.rounded:
+            log.warning("%s: mixed in float32, sent out as they came", ", ".join(arrays.rounded))
+        config = ConfigRecord({**(train_config or {}), **({"rho": settings.rho} if settings.rho is not None else {})})
+        with ExitStack() as last:
+            folder = last.enter_context(self._folder(settings, arrays, last))
+            run = Run(
+                *(folder, self._method(settings), arrays.model(initial_arrays), self.watch_of),
+                checkpoint_every=self.checkpoint_every,
+                threads=self.threads,
+            )
+            last.callback(run.updater.close)
+            post = Post(grid, arrays, config, self.keys, ttl_s=self.message_ttl_s or TTL_LEASES * settings.lease_s)
+            return self._run(run, post, evaluate_fn)
+
+    def _run(self, run: Run, post: Post, evaluate_fn: EvaluateFn | None) -> Result:
+        joined = [event for row in run.ledger.rows("joined") if isinstance(event := as_event(row), WorkerJoined)]
+        measured = {e.t: MetricRecord(dict(e.metrics)) for e in run.coordinator.evaluations}
+        nodes = Nodes(joined)
+
+        def evaluate(t: int, x: Model) -> Mapping[str, float] | None:
+            metrics = evaluate_fn(t, post.arrays.record(x)) if evaluate_fn else None
+            if metrics is None:
+                return None
+            measured[t] = metrics
+            return {name: float(value) for name, value in metrics.items() if not isinstance(value, list)}
+
+        fleet = Fleet(run, post, nodes, evaluate, poll_s=self.poll_s, nodes_every_s=self.nodes_every_s)
+        fleet.live()
+        run.checkpoint()
+        summary = self._summary(run)
+        history = list(applied(run.ledger, nodes))
+        run.finish(summary)
+        return Result(post.arrays.record(run.x), fleet.metrics.by_epoch, {}, measured, history, summary)
+
+    # --- settings ----------------------------------------------------------------------------------------------------
+
+    def _filled(self, num_rounds: int | None, timeout: float | None) -> Settings:
+        """The settings, with what `start` says where they say nothing."""
+        ends = (self.settings.epochs, self.settings.until_s, self.settings.target)
+        filled = self.settings
+        if num_rounds is not None and all(end is None for end in ends):
+            filled = replace(filled, epochs=num_rounds)
+        if timeout is not None and filled.lease_s == Settings().lease_s:
+            filled = replace(filled, lease_s=float(timeout))
+        if not isfinite(filled.lease_s):
+            raise InvalidValue("lease_s is infinite: a node that dies would keep its place for ever; give it seconds")
+        return filled
+
+    def _method(self, settings: Settings) -> Method:
+        plan = method.plan_of(settings, self.rule, NODES_MAX)
+        if plan.bad_updates_max is None:
+            plan = replace(plan, bad_updates_max=BAD_UPDATES_MAX)
+        return Method(self.rule, plan, method.scheduler_of(None, settings, self.rule, NODES_MAX), settings.seed)
+
+    def _folder(self, settings: Settings, arrays: Arrays, last: ExitStack) -> RunFolder:
+        recorded = {name: value for name, value in settings.as_dict().items() if name in KNOWN}
+        recorded |= {"layout": arrays.layout.fingerprint}
+        path = self.dir or Path(last.enter_context(tempfile.TemporaryDirectory(prefix="offbeat-"))) / "run"
+        return RunFolder.begin(path, {"task": "flower", "served": True, "rule": self._named, **recorded})
+
+    def _summary(self, run: Run) -> dict[str, Any]:
+        c = run.coordinator
+        mixed, total, largest = run.ledger.staleness()
+        results: dict[str, Any] = {"t": c.t, "epochs": c.plan.epochs, "applied": c.applied, "gradients": c.gradients}
+        results |= {"rejected": c.sequence - c.applied, "duplicates": c.duplicates, "wall_s": round(c.at, 3)}
+        results |= {"staleness_mean": total / mixed if mixed else 0.0, "staleness_largest": largest}
+        results |= dict(c.evaluations[-1].metrics) if c.evaluations else {}
+        results |= {"x_sha256": hashlib.sha256(run.x.vector.data).hexdigest(), "ended": c.ending}
+        results |= {"dir": str(self.dir) if self.dir else None, "task": "flower", "settings": run.folder.settings}
+        return dict(plain(results, "summary"))
