@@ -4,11 +4,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+FLOWER := .venv-flower
+FLOWER_READY := $(FLOWER)/.ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: demo test test-slow check coverage clean
+.PHONY: demo test test-slow test-flower check coverage clean
 
 demo: $(READY) ## a real server and six real workers, one of them killed
 	@$(BIN)/offbeat demo
@@ -16,8 +18,11 @@ demo: $(READY) ## a real server and six real workers, one of them killed
 test: $(READY) ## all tests but the slow ones
 	@$(BIN)/pytest -q -m "not slow"
 
-test-slow: $(READY) ## the slow ones
+test-slow: $(READY) test-flower ## the slow ones
 	@$(BIN)/pytest -q -m slow
+
+test-flower: $(FLOWER_READY) ## those on Flower, which has an environment of its own
+	@$(FLOWER)/bin/pytest -q tests/flower src/offbeat/flower
 
 check: $(READY) ## style, types, import contracts
 	@$(BIN)/ruff check
@@ -28,8 +33,8 @@ check: $(READY) ## style, types, import contracts
 coverage: $(READY) ## which lines no test runs
 	@$(BIN)/pytest -q -m "not slow" --cov --cov-report=term-missing
 
-clean: ## remove the environment
-	rm -rf $(VENV)
+clean: ## remove the environments
+	rm -rf $(VENV) $(FLOWER)
 
 # Set-up is repeated only when what it installs has changed.
 $(READY): pyproject.toml constraints.txt
@@ -37,4 +42,15 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once; a few minutes)..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch $@
+
+# Torch first: it is the largest, and nothing else may choose its version. Flower last and alone: see the file.
+$(FLOWER_READY): export PIP_CONSTRAINT := $(CURDIR)/constraints-flower.txt
+$(FLOWER_READY): pyproject.toml constraints-flower.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Offbeat needs Python 3.11 or newer; set PYTHON=")'
+	@echo "Setting up $(FLOWER) (once; a few minutes)..."
+	@$(PYTHON) -m venv $(FLOWER)
+	@$(FLOWER)/bin/pip install --quiet torch
+	@$(FLOWER)/bin/pip install --quiet --no-deps --requirement constraints-flower.txt
+	@$(FLOWER)/bin/pip install --quiet --editable '.[digits,fast,plots]'
 	@touch $@
