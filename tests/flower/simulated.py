@@ -1,0 +1,33 @@
+"""The digits example on Flower's simulation engine, in a process of its own: python -m tests.flower.simulated DIR."""
+
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_digits"
+NODES = 4
+
+
+def main(folder: str) -> None:
+    """Run it as its pyproject.toml says, shorter, and keep it in a folder."""
+    from digits_app import client_app, server_app  # where it lies is on the path of this process alone
+
+    config: dict[str, Any] = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    app = ServerApp()
+
+    @app.main()
+    def _main(grid: Grid, context: Context) -> None:
+        context.run_config = config | {"epochs": 40, "dir": folder}
+        server_app.main(grid, context)
+
+    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}}
+    run_simulation(server_app=app, client_app=client_app.app, num_supernodes=NODES, backend_config=resources)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
