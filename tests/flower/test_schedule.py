@@ -93,6 +93,8 @@ def test_a_rule_by_its_name_is_the_rule() -> None:
     itself = start(grid(), rules.fedbuff(2), epochs=3)
     assert named.arrays["x"].numpy().tobytes() == itself.arrays["x"].numpy().tobytes()
     assert named.summary["settings"]["rule"] == "fedbuff:2"
+    assert named.summary["settings"]["alpha"] == 0.6
+    assert "alpha" not in itself.summary["settings"]
     assert itself.summary["settings"]["rule"] == "fedbuff(2, eta=1.0, polynomial:0.5)"
 
 

@@ -42,6 +42,8 @@ KNOWN = (
     *("epochs", "until_s", "target", "evaluate_every", "rho", "seed"),
 )
 """Settings that a run on Flower has; the others belong to a task, or to a simulated world."""
+OF_THE_RULE = ("alpha", "alpha_schedule", "staleness_fn")
+"""Settings that make a rule of a name; a rule that is given as such has its own."""
 NODES_MAX = 1_000_000
 """How many nodes there may be is for Flower to say."""
 BAD_UPDATES_MAX = 5
@@ -75,15 +77,9 @@ class FedAsync:
 
         In `dir` the run is kept: started again, it goes on from there, and `offbeat status` and the like read it.
         """
-        for name in settings:
-            if name in Settings.names() and name not in KNOWN:
-                raise InvalidValue(f"{name} is nothing that FedAsync on Flower can set; it knows {', '.join(KNOWN)}")
-        named = rule if isinstance(rule, str) else "fedasync"
-        self.settings = Settings.of({"rule": named, **settings})
-        if self.settings.on_one_machine:
-            raise InvalidValue("rule sgd trains on one machine; simulate it, or use another rule here")
+        self.settings = _settings_of(rule, settings)
         self.rule = method.rule_of(self.settings) if isinstance(rule, str) else rule
-        self._named = rule if isinstance(rule, str) else rule.spec
+        self._by_name, self._named = isinstance(rule, str), rule if isinstance(rule, str) else rule.spec
         self.dir = None if dir is None else Path(dir)
         self.keys = Keys(arrayrecord_key, configrecord_key, weighted_by_key)
         self.checkpoint_every, self.message_ttl_s, self.threads = checkpoint_every, message_ttl_s, threads
@@ -112,9 +108,7 @@ class FedAsync:
         """
         settings = self._filled(num_rounds, timeout)
         if settings.target is not None and evaluate_fn is None:
-            raise InvalidValue(
-                f"target is {settings.target!r}, but without evaluate_fn it is never known to be reached"
-            )
+            raise InvalidValue(f"target is {settings.target!r}, but nobody evaluates; give evaluate_fn")
         if evaluate_config:
             log.warning("evaluate_config is not used: no evaluate messages are sent; give evaluate_fn")
         arrays = Arrays(initial_arrays)
@@ -173,7 +167,8 @@ class FedAsync:
         return Method(self.rule, plan, method.scheduler_of(None, settings, self.rule, NODES_MAX), settings.seed)
 
     def _folder(self, settings: Settings, arrays: Arrays, last: ExitStack) -> RunFolder:
-        recorded = {name: value for name, value in settings.as_dict().items() if name in KNOWN}
+        known = [name for name in KNOWN if self._by_name or name not in OF_THE_RULE]
+        recorded = {name: value for name, value in settings.as_dict().items() if name in known}
         recorded |= {"layout": arrays.layout.fingerprint}
         path = self.dir or Path(last.enter_context(tempfile.TemporaryDirectory(prefix="offbeat-"))) / "run"
         return RunFolder.begin(path, {"task": "flower", "served": True, "rule": self._named, **recorded})
@@ -188,3 +183,16 @@ class FedAsync:
         results |= {"x_sha256": hashlib.sha256(run.x.vector.data).hexdigest(), "ended": c.ending}
         results |= {"dir": str(self.dir) if self.dir else None, "task": "flower", "settings": run.folder.settings}
         return dict(plain(results, "summary"))
+
+
+def _settings_of(rule: str | Rule, settings: dict[str, Any]) -> Settings:
+    """The settings of a run; those that it cannot have are refused."""
+    for name in settings:
+        if name in Settings.names() and name not in KNOWN:
+            raise InvalidValue(f"{name} is nothing that FedAsync on Flower can set; it knows {', '.join(KNOWN)}")
+        if name in OF_THE_RULE and not isinstance(rule, str):
+            raise InvalidValue(f"{name} belongs to a rule that is given by its name; rule {rule.spec} has its own")
+    made = Settings.of({**({"rule": rule} if isinstance(rule, str) else {}), **settings})
+    if made.on_one_machine:
+        raise InvalidValue("rule sgd trains on one machine; simulate it, or use another rule here")
+    return made
