@@ -56,6 +56,8 @@ class Node:
     """From then on it is not connected, and what it was at is lost."""
     answer: Callable[[Message, int], Message | None] = trained
     """None is never."""
+    unseen: tuple[float, float] = (inf, inf)
+    """Between these it is at work, but the Grid does not list it."""
 
 
 @dataclass
@@ -83,7 +85,8 @@ class FakeGrid:
         self._answered: list[Message] = []
 
     def get_node_ids(self) -> Iterable[int]:
-        return [number for number, node in self.nodes.items() if node.joins_at <= self.at < node.leaves_at]
+        there = ((number, node) for number, node in self.nodes.items() if node.joins_at <= self.at < node.leaves_at)
+        return [number for number, node in there if not node.unseen[0] <= self.at < node.unseen[1]]
 
     def push_messages(self, messages: Sequence[Message]) -> list[str]:
         names = []

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
+
 PATIENCE_S = 240.0
 """For anything; the machine may be busy."""
 END_S = 20.0
@@ -76,13 +78,24 @@ class SuperLink:
             )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for process in (*self.nodes, self.link):
+        started = (*self.nodes, self.link)
+        descendants = [child for process in started for child in family(process)]
+        for process in started:
             end(process, signal.SIGTERM)
-        for process in (*self.nodes, self.link):
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(END_S)
+        _, left = psutil.wait_procs(descendants, END_S)
+        for child in left:  # some have a session of their own, and do not hear what their parents hear
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        for process in started:
             end(process, signal.SIGKILL)
             process.wait(END_S)
+
+
+def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """All that a process has started, and they in turn; whoever is dead has none."""
+    with suppress(psutil.NoSuchProcess):
+        return list(psutil.Process(process.pid).children(recursive=True))
+    return []
 
 
 def end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -72,6 +72,20 @@ def test_a_node_that_comes_back_is_the_same_worker_and_goes_on(tmp_path: Path) -
     assert len(kinds(tmp_path / "run", "joined")) == 3
 
 
+def test_a_node_that_was_not_seen_for_a_moment_is_sent_nothing_before_it_has_answered() -> None:
+    grid = FakeGrid({1: Node(6.0, unseen=(1.0, 2.0)), 2: Node(1.0)})
+    result = start(grid, epochs=8)
+    assert [sent.at for sent in grid.sent if sent.node == 1][1] >= 6.0
+    assert [applied.tau for applied in result.history if applied.node == 1][:1] == [0]
+
+
+def test_one_task_at_a_time_is_never_stale() -> None:
+    grid = FakeGrid({number: Node(1.0) for number in (1, 2, 3)})
+    result = start(grid, epochs=10, in_flight_max=1)
+    assert [applied.staleness for applied in result.history] == [0] * 10
+    assert len({applied.node for applied in result.history}) > 1
+
+
 def test_a_hanging_node_loses_its_lease_and_gets_nothing_until_its_message_has_expired(tmp_path: Path) -> None:
     grid = FakeGrid({1: Node(answer=never), 2: Node(1.0)})
     result = start(grid, epochs=12, in_flight_max=1, lease_s=3.0, message_ttl_s=8.0, dir=tmp_path / "run", seed=1)

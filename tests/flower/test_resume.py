@@ -1,5 +1,6 @@
 """A run on Flower that is killed, at any event and any file, goes on: nothing mixed is lost, or mixed twice."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,10 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.common.constant import ErrorCode
 
 from offbeat.cli import main
+from offbeat.core.kernel import Term, Updater
+from offbeat.core.layout import aligned
+from offbeat.core.rules import Facts, Rule, from_spec
+from offbeat.core.staleness import polynomial
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.flower.run import Run
 from offbeat.protocol.coordinator import Coordinator
@@ -37,8 +42,18 @@ def go(folder: Path, rule: str = "fedasync", **options: Any) -> Any:
             file.write(f"{t}\n")
         return MetricRecord({"count": float(arrays["n"].numpy())})
 
+    grid = fleet()
+    push = grid.push_messages
+
+    def noted(messages: Any) -> list[str]:
+        names = push(messages)
+        with folder.with_suffix(".pushed").open("a") as file:
+            file.writelines(f"{int(message.content['config']['server-round']) - 1}\n" for message in messages)
+        return names
+
+    grid.push_messages = noted  # type: ignore[method-assign]
     made = {"epochs": EPOCHS, "evaluate_every": 1, "alpha": 0.6} | options
-    return start(fleet(), rule, dir=folder, evaluate_fn=evaluate, **made)
+    return start(grid, rule, dir=folder, evaluate_fn=evaluate, **made)
 
 
 def killed_at(folder: Path, count: int, where: tuple[type, str], rule: str) -> bool:
@@ -63,9 +78,16 @@ def killed_at(folder: Path, count: int, where: tuple[type, str], rule: str) -> b
         os._exit(0)
 
 
-def evaluated(folder: Path) -> list[int]:
-    seen = folder.with_suffix(".seen")
-    return [int(line) for line in seen.read_text().split()] if seen.exists() else []
+def noted(folder: Path, what: str) -> list[int]:
+    """The versions that were evaluated (`seen`) or sent out (`pushed`), so far."""
+    file = folder.with_suffix(f".{what}")
+    return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+
+def kept(folder: Path) -> int:
+    """The version of the newest checkpoint."""
+    files = sorted((folder / "checkpoints").glob("*.json"), key=lambda file: int(file.stem))
+    return int(json.loads(files[-1].read_text())["state"]["t"]) if files else 0
 
 
 def standing(folder: Path) -> int:
@@ -105,13 +127,13 @@ POINTS = [
 def test_a_run_that_was_killed_anywhere_goes_on(owner: type, name: str, count: int, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert killed_at(folder, count, (owner, name), "fedasync"), "it was to die on the way"
-    before, seen = standing(folder), evaluated(folder)
+    before, seen = standing(folder), noted(folder, "seen")
+    assert kept(folder) >= max(noted(folder, "pushed"), default=0), "nobody trains on what a kill could take back"
     result = go(folder)
     assert [applied.t for applied in result.history] == list(range(1, EPOCHS + 1))
     assert result.arrays["x"].numpy().tobytes() == replayed(result.history).tobytes()
-    assert evaluated(folder)[len(seen) :][:1] <= [before + 1]
-    again = evaluated(folder)[len(seen) :]
-    assert not again or again[0] >= max(seen, default=0), "what was mixed before it was evaluated stays mixed"
+    again = noted(folder, "seen")[len(seen) :]
+    assert max(seen, default=0) <= again[0] <= before + 1, "what was evaluated stays mixed"
     assert list(result.evaluate_metrics_serverapp) == list(range(EPOCHS + 1))
 
 
@@ -152,14 +174,30 @@ def test_fewer_checkpoints_lose_at_most_what_came_after_the_last(tmp_path: Path)
     assert seen == [6, 7, 8]
 
 
+def replayed_by(rule: Rule, history: list[Any]) -> Any:
+    """x_t by the rule and the kernel alone, from the history."""
+    w, memory, versions = X_0, rule.memory, [X_0]
+    with Updater() as updater:
+        for applied in history:
+            x_tau = versions[applied.tau]
+            mix, memory = rule.decide(Facts(applied.t, applied.tau, 0, 10), memory)
+            out = aligned(len(w))
+            updater.mix(out, w, [Term(mix, pushed(x_tau, applied.node), x_tau)])
+            w = out
+            versions += [w] if mix.publish else []
+    return versions[-1]
+
+
+@pytest.mark.parametrize("count", [24, 27, 30])
 @pytest.mark.parametrize("rule", ["fedbuff:3", "delta", "fedavg:2"])
-def test_other_rules_go_on_with_their_memory(rule: str, tmp_path: Path) -> None:
+def test_other_rules_go_on_with_their_memory(rule: str, count: int, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert killed_at(folder, 30, (Coordinator, "handle"), rule)
+    assert killed_at(folder, count, (Coordinator, "handle"), rule)
     result = go(folder, rule)
-    published = [applied.t for applied in result.history]
     k = int(rule.partition(":")[2] or 1)
-    assert published == [t for t in range(1, EPOCHS + 1) for _ in range(k)]
+    assert [applied.t for applied in result.history] == [t for t in range(1, EPOCHS + 1) for _ in range(k)]
+    x = replayed_by(from_spec(rule, 0.6, polynomial(0.5)), result.history)
+    assert result.arrays["x"].numpy().tobytes() == x.tobytes()
 
 
 def test_a_resumed_run_gives_out_no_lease_twice_and_knows_its_nodes(tmp_path: Path) -> None:

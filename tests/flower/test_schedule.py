@@ -113,3 +113,9 @@ def test_the_metrics_of_a_training_stand_at_the_epoch_that_it_went_into() -> Non
     said = {t: metrics["loss"] for t, metrics in result.train_metrics_clientapp.items()}
     assert said == {applied.t: float(applied.node) for applied in result.history}
     assert result.evaluate_metrics_clientapp == {}
+
+
+def test_replies_that_come_together_are_mixed_in_the_order_in_which_they_come() -> None:
+    result = start(FakeGrid({8: Node(1.15), 3: Node(1.05), 5: Node(1.1)}), epochs=6, alpha=0.6)
+    assert [applied.node for applied in result.history] == [3, 5, 8, 3, 5, 8]
+    assert [applied.staleness for applied in result.history[:3]] == [0, 1, 2]

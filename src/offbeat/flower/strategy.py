@@ -47,6 +47,8 @@ OF_THE_RULE = ("alpha", "alpha_schedule", "staleness_fn")
 NODES_MAX = 1_000_000
 """How many nodes there may be is for Flower to say."""
 BAD_UPDATES_MAX = 5
+RELEASED_KEPT = 10_000
+"""Released tasks whose late reply is still judged: they are in every checkpoint, and a node has one at most."""
 TTL_LEASES = 2.0
 """A message lives for so many leases: what comes between the end of the lease and its own end comes late."""
 
@@ -162,8 +164,7 @@ class FedAsync:
 
     def _method(self, settings: Settings) -> Method:
         plan = method.plan_of(settings, self.rule, NODES_MAX)
-        if plan.bad_updates_max is None:
-            plan = replace(plan, bad_updates_max=BAD_UPDATES_MAX)
+        plan = replace(plan, bad_updates_max=plan.bad_updates_max or BAD_UPDATES_MAX, released_kept=RELEASED_KEPT)
         return Method(self.rule, plan, method.scheduler_of(None, settings, self.rule, NODES_MAX), settings.seed)
 
     def _folder(self, settings: Settings, arrays: Arrays, last: ExitStack) -> RunFolder:
