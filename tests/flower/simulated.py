@@ -2,6 +2,7 @@
 
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ NODES = 4
 
 def main(folder: str) -> None:
     """Run it as its pyproject.toml says, shorter, and keep it in a folder."""
-    from digits_app import client_app, server_app  # where it lies is on the path of this process alone
+    client_app, server_app = (import_module(f"digits_app.{name}_app") for name in ("client", "server"))
 
     config: dict[str, Any] = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     app = ServerApp()
