@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 PATIENCE_S = 240.0
 """For anything; the machine may be busy."""
