@@ -89,7 +89,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 def paths() -> list[tuple[str, str, Right]]:
     """Every call that is not open to all, with something where a number goes."""
-    named = {"{worker}": "0", "{task}": "1", "{t}": "0"}
+    named = {"{worker}": "0", "{task}": "1", "{t}": "0", "{run}": "none"}
     found = []
     for route in ROUTES:
         path = route.path
@@ -126,6 +126,9 @@ def test_the_rights_are_these(guarded: Guarded) -> None:
         refused(ann.call("GET", path), 403, "not_allowed")
     for who in (eye, ann, boss):
         assert who.call("GET", "/v1/models/latest").status == 200
+        assert who.call("GET", "/v1/allowed/models").status == 204
+    refused(guarded.by().call("GET", "/v1/allowed/models"), 401, "no_token")
+    refused(guarded.by("gone").call("GET", "/v1/allowed/models"), 401, "bad_token")
     refused(eye.call("POST", "/v1/workers", {"name": "x", "protocol": 1}), 403, "not_allowed")
     refused(eye.call("PUT", "/v1/tasks/1/update", b"x"), 403, "not_allowed")
     refused(ann.call("POST", "/v1/workers/0/readmit"), 403, "not_allowed")

@@ -134,6 +134,8 @@ class Fleet:
             case.path_parameters |= {"task": lease["task"]} if "task" in wanted else {}
         elif "worker" in wanted:
             case.path_parameters["worker"] = 0
+        elif "run" in wanted:
+            case.path_parameters["run"] = self.running.server.service.run_id
 
     def _alive(self) -> tuple[Worker, Any]:
         path = f"/v1/workers/{self._worker.number}/ask?wait_s=5"
@@ -171,6 +173,7 @@ MODES = [
 CHANCE = {
     "join": {201, 400, 426},  # a device beyond those of this run; another protocol
     "pull": {200, 206, 304, 404, 410, 416},
+    "pull_of_run": {200, 206, 304, 404, 410, 416},
     "push": {200, 400, 409, 413, 422},  # whatever the bytes, they are hardly ever a model
     "heartbeat": {200, 410},
 }

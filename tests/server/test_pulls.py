@@ -25,7 +25,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         worker = Worker(running)
         for _ in range(5):
             assert worker.work().status == 200
-        settled(running)
+            settled(running)  # two that wait are mixed in one pass, and what is between them can never be read
         yield running
 
 
@@ -50,13 +50,52 @@ def test_any_safetensors_reader_can_read_it(running: Running) -> None:
     assert np.concatenate([arrays["x"], arrays["y"].ravel()]).tobytes() == running.x
 
 
-def test_a_version_may_be_kept_for_ever_and_the_latest_may_not(running: Running) -> None:
-    whole, latest = pull(running), pull(running, "latest")
-    assert "immutable" in whole.headers["Cache-Control"]
-    assert latest.headers["Cache-Control"] == "no-cache"
-    assert (latest.body, latest.headers["Offbeat-Epoch"]) == (whole.body, "5")
-    assert latest.headers["ETag"] == whole.headers["ETag"]
+def pull_of(running: Running, run: str, t: int | str = 5) -> Answered:
+    return running.call("GET", f"/v1/runs/{run}/models/{t}")
+
+
+def test_what_names_its_run_may_be_kept_for_ever_and_what_does_not_may_not(running: Running) -> None:
+    kept, whole, latest = pull_of(running, running.server.service.run_id), pull(running), pull(running, "latest")
+    assert kept.headers["Cache-Control"] == "public, max-age=31536000, immutable"
+    assert whole.headers["Cache-Control"] == latest.headers["Cache-Control"] == "no-cache"
+    for other in (whole, latest):
+        assert (other.body, other.headers["Offbeat-Epoch"]) == (kept.body, "5")
+        assert other.headers["ETag"] == kept.headers["ETag"]
     assert pull(running, 4).headers["ETag"] != whole.headers["ETag"]
+
+
+def test_a_lease_says_where_its_model_may_be_kept_for_ever(tmp_path: Path) -> None:
+    with serving(tmp_path) as running:
+        worker = Worker(running)
+        lease = worker.lease()
+        assert lease["model"] == f"/v1/runs/{worker.joined['run']}/models/0"
+        assert "immutable" in running.call("GET", lease["model"]).headers["Cache-Control"]
+
+
+def test_a_model_of_another_run_is_not_handed_out(running: Running) -> None:
+    mine = running.server.service.run_id
+    for other in ("0" * len(mine), mine[:-1], mine.upper() + "x", "latest", "%20"):
+        body = refused(pull_of(running, other), 404, "not_found")
+        assert mine in body["message"]
+        assert "lease" in body["do"]
+    for t in ("latest", "-1", "5.0"):
+        refused(pull_of(running, mine, t), 400, "bad_request")
+    refused(pull_of(running, mine, 6), 404, "not_found")
+    refused(pull_of(running, mine, 0), 410, "gone")
+
+
+def test_two_runs_have_no_address_in_common(tmp_path: Path) -> None:
+    addresses = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        with serving(tmp_path / name) as running:
+            addresses.append(Worker(running).lease()["model"])
+    assert len(set(addresses)) == 2
+
+
+def test_where_nobody_needs_a_token_everybody_may_read_models(running: Running) -> None:
+    answer = running.call("GET", "/v1/allowed/models")
+    assert (answer.status, answer.body) == (204, b"")
 
 
 @pytest.mark.parametrize("wrap", ["{}", "W/{}", '"other", {}', '{}, "other"', "*"])

@@ -43,6 +43,8 @@ ROUTES = (
     Route("POST", "/v1/workers/{worker}/quarantine", calls.bar, Right.MANAGE),
     Route("POST", "/v1/workers/{worker}/readmit", calls.readmit, Right.MANAGE),
     Route("GET", "/v1/models/{t}", pulls.pull, Right.MODELS),
+    Route("GET", "/v1/runs/{run}/models/{t}", pulls.pull_of_run, Right.MODELS),
+    Route("GET", "/v1/allowed/models", pulls.allowed, Right.MODELS),
     Route("DELETE", "/v1/tasks/{task}", calls.hand_back, Right.WORK),
     Route("POST", "/v1/tasks/{task}/heartbeat", calls.heartbeat, Right.WORK),
     Route("GET", "/v1/tasks/{task}/update", pushes.offset, Right.WORK),

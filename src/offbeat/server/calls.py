@@ -24,6 +24,7 @@ from offbeat.protocol.messages import (
 )
 from offbeat.server.access import Role
 from offbeat.server.desk import News, Over, Quarantined, Superseded
+from offbeat.server.pulls import address_of
 from offbeat.server.refusals import Refusal, answer
 from offbeat.server.service import (
     NUMBER_DIGITS_MAX,
@@ -229,7 +230,7 @@ def _lease(service: Service, lease: Lease) -> dict[str, Any]:
         "local_iterations": lease.local_iterations,
         "gamma": lease.gamma,
         "lease_s": lease_s if isfinite(lease_s) else None,
-        "model": f"/v1/models/{lease.tau}",
+        "model": address_of(service.run_id, lease.tau),
     }
 
 

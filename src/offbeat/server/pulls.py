@@ -1,7 +1,8 @@
 """Owns how versions are read: from the one buffer in memory that the mixer made, in slices, never in its way.
 
 Rules kept here:
-- A version never changes, so its ETag is the run and its epoch, and whoever has it may keep it for ever.
+- A version never changes, so its ETag is the run and its epoch. Whoever has it from an address that names the run may
+  keep it for ever; the short address means another version when another run is served, so whoever keeps that asks.
 - A slow reader holds one version and nothing else. Where too many versions are held, the readers of the oldest are cut
   off; they come back, hear that it is gone, and are leased the newest.
 """
@@ -19,6 +20,8 @@ from offbeat.wire import body_of
 
 SLICE = 1 << 20
 FOR_EVER = "public, max-age=31536000, immutable"
+ASK_FIRST = "no-cache"
+"""It may be kept, but not used without asking, by its ETag, whether it is still what is meant."""
 
 
 class Readers:
@@ -46,16 +49,39 @@ class Readers:
 READERS = web.AppKey("readers", Readers)
 
 
+def address_of(run: str, t: int) -> str:
+    """Where a version is, for whoever may keep it for ever."""
+    return f"/v1/runs/{run}/models/{t}"
+
+
 async def pull(request: web.Request) -> web.StreamResponse:
-    """A version, whole or from some byte on."""
+    """A version of whichever run is served, whole or from some byte on."""
+    service, text = service_of(request), request.match_info["t"]
+    t = service.run.coordinator.t if text == "latest" else _epoch(service, text)
+    return await _pulled(request, t, ASK_FIRST)
+
+
+async def pull_of_run(request: web.Request) -> web.StreamResponse:
+    """A version of this run and of no other: it may be kept for ever."""
+    service, run = service_of(request), request.match_info["run"]
+    if run != service.run_id:
+        do = "Ask for a task again: its lease says where its model is."
+        raise Refusal("not_found", f"run {service.run_id} is served here, and not {run[:40]!r}", do=do)
+    return await _pulled(request, _epoch(service, request.match_info["t"]), FOR_EVER)
+
+
+async def allowed(_request: web.Request) -> web.Response:
+    """For a cache in front: whoever gets here may read models."""
+    return web.Response(status=204)
+
+
+async def _pulled(request: web.Request, t: int, lifetime: str) -> web.StreamResponse:
     service = service_of(request)
-    t = _epoch(service, request.match_info["t"])
-    latest = request.match_info["t"] == "latest"
     headers = {
         **hello(),
         "ETag": f'"{service.run_id}-{t}"',
         "Accept-Ranges": "bytes",
-        "Cache-Control": "no-cache" if latest else FOR_EVER,
+        "Cache-Control": lifetime,
         "Offbeat-Epoch": str(t),
     }
     known = request.headers.get("If-None-Match", "")
@@ -72,10 +98,8 @@ async def pull(request: web.Request) -> web.StreamResponse:
 
 def _epoch(service: Service, text: str) -> int:
     newest = service.run.coordinator.t
-    if text == "latest":
-        return newest
     if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX):
-        raise Refusal("bad_request", f"an epoch is a whole number, or latest, not {text[:40]!r}")
+        raise Refusal("bad_request", f"an epoch is a whole number, or latest at /v1/models/latest, not {text[:40]!r}")
     if int(text) > newest:
         raise Refusal("not_found", f"there is no version {int(text)} yet; the newest is {newest}")
     return int(text)
