@@ -55,6 +55,7 @@ def _flagged(command: Command, kind: type[Any], envvar: str) -> Command:
             f"--{setting.name.replace('_', '-')}",
             setting.name,
             type=_plain(hints[setting.name]),
+            is_flag=hints[setting.name] is bool,
             default=None,
             envvar=f"{envvar}_{setting.name.upper()}",
             help=_help(setting.metadata["help"], setting.default),

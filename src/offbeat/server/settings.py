@@ -22,6 +22,7 @@ class ServerSettings:
 
     host: str = _setting("127.0.0.1", "Address to listen on; beyond this machine only with --access or --insecure.")
     port: int = _setting(7733, "Port to listen on; 0 picks a free one, see server.json.")
+    behind_proxy: bool = _setting(False, "A proxy on this machine stands in front; it says from where requests come.")
     poll_s: float = _setting(25.0, "How long a worker that asks for a task waits for one.")
     workers_max: int = _setting(100_000, "Workers that may have joined.")
     connections_max: int = _setting(20_000, "Connections at a time.")
@@ -45,6 +46,8 @@ class ServerSettings:
                 raise InvalidValue(f"{name} is {getattr(self, name)} but must lie in (0, 3600] seconds")
         if not 0 <= self.port < 1 << 16:
             raise InvalidValue(f"port is {self.port} but must lie in 0..65535; 0 picks a free one")
+        if not isinstance(self.behind_proxy, bool):
+            raise InvalidValue(f"behind_proxy is {self.behind_proxy!r}; use true or false")
         if self.keep_updates not in ("needed", "all"):
             raise InvalidValue(f"keep_updates is {self.keep_updates!r}; use needed or all")
 
@@ -64,6 +67,11 @@ class Door:
 
     def check(self, settings: ServerSettings) -> None:
         """Refuse to be open to a network by accident."""
+        if self.access is None and settings.behind_proxy and not self.insecure:
+            raise InvalidValue(
+                "behind_proxy opens this server to whoever reaches the proxy: run `offbeat init DIR` once and give "
+                "--access DIR for TLS and tokens, or say --insecure if the network itself is safe"
+            )
         if self.access is None and not settings.on_loopback and not self.insecure:
             raise InvalidValue(
                 f"host {settings.host} can be reached from other machines: run `offbeat init DIR` once and give "
