@@ -322,29 +322,24 @@ def test_a_viewer_logs_in_looks_and_cannot_touch(visit: Callable[..., Seen]) -> 
         seen.check("401")
 
 
-@pytest.mark.parametrize("next_", ["https://example.org/", "//example.org", "javascript:alert(1)"])
-def test_who_is_logged_out_is_led_to_the_form_and_nowhere_else(visit: Callable[..., Seen], next_: str) -> None:
+AWAY_AND_HOME = {"/.//example.org/": "//example.org/", "//example.org/": "/", "https://example.org/": "/"}
+"""Where somebody would like the form to lead, and where it leads."""
+
+
+def test_who_is_logged_out_is_led_to_the_form_and_nowhere_else(visit: Callable[..., Seen]) -> None:
     with Fake(Story(), tokens=True) as fake:
         seen = visit(fake.url)
-        seen.page.goto(f"{fake.url}/login?next={next_}")
-        seen.page.get_by_label("Token").fill(VIEWER)
-        seen.page.get_by_label("Token").press("Enter")
-        expect(seen.page).to_have_url(f"{fake.url}/")
+        for away, home in AWAY_AND_HOME.items():
+            fake.session |= {"role": None, "csrf": None}
+            seen.page.goto(f"{fake.url}/login?next={away}")
+            seen.page.get_by_label("Token").fill(VIEWER)
+            seen.page.get_by_label("Token").press("Enter")
+            expect(seen.page).to_have_url(f"{fake.url}{home}")
         expect(seen.page.get_by_role("status")).to_have_text("Live")
         fake.session |= {"role": None, "csrf": None}
         fake.move()
         expect(seen.page).to_have_url(f"{fake.url}/login?next=%2F")
         seen.check("401")
-
-
-def test_the_way_back_never_leads_to_another_host(visit: Callable[..., Seen]) -> None:
-    with Fake(Story(), tokens=True) as fake:
-        seen = visit(fake.url)
-        seen.page.goto(f"{fake.url}/login?next=/.//example.org")
-        seen.page.get_by_label("Token").fill(VIEWER)
-        seen.page.get_by_label("Token").press("Enter")
-        expect(seen.page).to_have_url(f"{fake.url}//example.org")
-        seen.check("401", "404")
 
 
 def test_an_admin_quarantines_and_readmits(visit: Callable[..., Seen]) -> None:

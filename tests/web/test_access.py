@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
@@ -121,8 +122,8 @@ def test_what_is_open_to_everybody(place: Place, path: str) -> None:
 def test_people_are_led_to_the_form_and_back(place: Place, path: str) -> None:
     answer = Visitor(place.url).call("GET", f"{path}?x=1", headers={"Accept": "text/html"})
     assert answer.status == 303
-    where = path.replace("/", "%2F")
-    assert answer.headers["Location"] == f"/login?next={where}%3Fx%3D1"
+    where, root = path.replace("/", "%2F"), "../" if path == "/updates/3" else "./"
+    assert answer.headers["Location"] == f"{root}login?next={where}%3Fx%3D1"
     refused = place.by("hand").call("GET", path, headers={"Accept": "text/html"})
     assert (refused.status, refused.headers["Content-Type"]) == (403, "text/html; charset=utf-8")
     assert b"role worker may not" in refused.body
@@ -149,9 +150,9 @@ def test_what_cannot_be_done_says_why(place: Place) -> None:
 def test_a_token_is_exchanged_for_a_cookie(place: Place) -> None:
     visitor = Visitor(place.url)
     answer = visitor.log_in(place.tokens["eye"])
-    assert (answer.status, answer.headers["Location"]) == (303, "/")
+    assert (answer.status, answer.headers["Location"]) == (303, "./")
     cookie = SimpleCookie(answer.headers["Set-Cookie"])[COOKIE]
-    assert (cookie["httponly"], cookie["samesite"], cookie["path"], cookie["secure"]) == (True, "Strict", "/", "")
+    assert (cookie["httponly"], cookie["samesite"], cookie["path"], cookie["secure"]) == (True, "Strict", "", "")
     assert int(cookie["max-age"]) == SESSION_S
     assert place.tokens["eye"] not in answer.headers["Set-Cookie"]
     assert visitor.get("/overview.json")["t"] == 60
@@ -222,7 +223,7 @@ def test_logging_out_ends_the_session(place: Place) -> None:
     eye = place.logged_in("eye")
     assert eye.call("POST", "/logout").status == 403
     answer = eye.call("POST", "/logout", headers={"X-CSRF-Token": eye.get("/session.json")["csrf"]})
-    assert (answer.status, answer.headers["Location"]) == (303, "/login")
+    assert (answer.status, answer.headers["Location"]) == (303, "./login")
     assert "Max-Age=0" in answer.headers["Set-Cookie"]
     assert eye.call("GET", "/overview.json").status == 401
 
@@ -352,6 +353,40 @@ def test_under_tls_the_cookie_is_secure(book: TokenBook, clock: Clock) -> None:
     token = book.add("eye", Role.VIEWER)
     Door(book, tls=True, now=clock).log_in(make_mocked_request("POST", "/login"), token, response)
     assert response.cookies[COOKIE]["secure"] is True
+
+
+@pytest.mark.parametrize(("said", "secure"), [("https", True), ("HTTPS", True), ("http", False), ("", False)])
+def test_behind_a_proxy_that_speaks_tls_the_cookie_is_secure(book: TokenBook, said: str, secure: bool) -> None:
+    token = book.add("eye", Role.VIEWER)
+    request = make_mocked_request("POST", "/login", headers={"X-Forwarded-Proto": said})
+    door, entered, left = Door(book), Response(), Response()
+    door.log_in(request, token, entered)
+    door.log_out(request, left)
+    for response in (entered, left):
+        assert bool(response.cookies[COOKIE]["secure"]) is secure
+
+
+@pytest.mark.parametrize("behind_proxy", [False, True])
+def test_behind_a_proxy_only_the_address_that_tries_too_often_waits(book: TokenBook, behind_proxy: bool) -> None:
+    door, token = Door(book, behind_proxy=behind_proxy), book.add("eye", Role.VIEWER)
+
+    def entered_from(address: str, token: str) -> Response:
+        headers, transport = {"X-Forwarded-For": f"198.51.100.7, {address}"}, Mock()
+        transport.get_extra_info.side_effect = {"peername": ("127.0.0.1", 4)}.get
+        response = Response()
+        door.log_in(make_mocked_request("POST", "/login", headers=headers, transport=transport), token, response)
+        return response
+
+    for _ in range(TRIES_MAX):
+        with pytest.raises(Refusal, match="not known"):
+            entered_from("203.0.113.5", "guessed")
+    with pytest.raises(Refusal, match="too many"):
+        entered_from("203.0.113.5", token)
+    if behind_proxy:
+        assert COOKIE in entered_from("203.0.113.6", token).cookies
+    else:
+        with pytest.raises(Refusal, match="too many"):
+            entered_from("203.0.113.6", token)
 
 
 def test_tokens_that_cannot_be_read_let_nobody_in(book: TokenBook, clock: Clock) -> None:

@@ -55,7 +55,7 @@ def test_the_runs_are_listed(visitor: Visitor) -> None:
 def test_every_page_is_there(visitor: Visitor, path: str) -> None:
     answer = visitor.call("GET", path)
     assert (answer.status, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
-    assert visitor.call("GET", "/runs/one").headers["Location"] == "/runs/one/"
+    assert visitor.call("GET", "/runs/one").headers["Location"] == "../runs/one/"
 
 
 @pytest.mark.parametrize("twin", ["overview", "asynchrony", "workers", "updates", "updates/3"])

@@ -4,6 +4,7 @@ Rules kept here:
 - Every path says what right it needs. Open to everybody are the form, the files of the page, and who one is.
 - What changes something needs the CSRF token of the session, unless it comes with a token of its own.
 - Every answer carries the headers of `pages`, those of paths that do not exist included.
+- No answer says where the page is: below whichever prefix a proxy puts it, it leads the way from there.
 """
 
 import asyncio
@@ -21,9 +22,10 @@ from offbeat.server.refusals import Refusal, of_http
 from offbeat.web.events import Committed
 from offbeat.web.login import Door
 from offbeat.web.pages import HEADERS, STATIC, Assets, refused_page
+from offbeat.web.paths import root_of, to
 from offbeat.web.reading import Reading
 from offbeat.web.runs import One, Runs
-from offbeat.web.site import Act, Site, to
+from offbeat.web.site import Act, Site
 
 API = "/v1"
 BODY_BYTES_MAX = 64 << 10
@@ -81,6 +83,7 @@ def mount(
     *,
     tokens: TokenBook | None = None,
     tls: bool = False,
+    behind_proxy: bool = False,
     act: Act | None = None,
     committed: Committed | None = None,
     prefix: str = "",
@@ -90,7 +93,7 @@ def mount(
 
     `act` does what an administrator wants; `committed` gives an event that is set when rows are added to the ledger.
     """
-    door = Door(tokens, tls=tls, open_role=Role.ADMIN if act else Role.VIEWER)
+    door = Door(tokens, tls=tls, behind_proxy=behind_proxy, open_role=Role.ADMIN if act else Role.VIEWER)
     site = Site(One(reading), door, Assets(static), many=False, act=act, committed=committed)
     return _furnished(app, site, [(prefix, OF_SITE), (prefix, OF_RUN)])
 
@@ -173,8 +176,8 @@ def _said_no(request: web.Request, refusal: Refusal, *, page: bool) -> web.Respo
     if not page or "application/json" in request.headers.get("Accept", ""):
         return refusal.response()
     if refusal.status == 401 and request.method == "GET":
-        return to(f"/login?next={quote(request.path_qs, safe='')}")
-    return refused_page(refusal)
+        return to(request, f"/login?next={quote(request.path_qs, safe='')}")
+    return refused_page(refusal, root_of(request))
 
 
 @web.middleware
@@ -183,7 +186,9 @@ async def _refusing(request: web.Request, handler: Handler) -> web.StreamRespons
     try:
         return await handler(request)
     except web.HTTPException as error:
-        refusal = Refusal(of_http(error).error, f"{request.path[:100]} is not here, or not for this", do="Go to /.")
+        refusal = Refusal(
+            of_http(error).error, f"{request.path[:100]} is not here, or not for this", do="Go to the start."
+        )
         return _said_no(request, refusal, page="text/html" in request.headers.get("Accept", ""))
 
 

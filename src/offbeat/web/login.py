@@ -6,6 +6,7 @@ Rules kept here:
 - The CSRF token belongs to the session. Whoever shows a token of its own instead needs none: no browser sends one
   along by itself. Without access control there is one CSRF token for all, which other sites cannot read.
 - Who tries token after token is made to wait.
+- The cookie goes back to this page alone, also where a proxy has others beside it.
 """
 
 import hmac
@@ -20,6 +21,7 @@ from aiohttp import web
 
 from offbeat.errors import InvalidValue
 from offbeat.server.access import Right, Role, TokenBook, bearer, digest_of
+from offbeat.server.proxy import address_of, over_tls
 from offbeat.server.refusals import Refusal
 from offbeat.web.visits import FILE, SECRET_BYTES, SESSION_S, Sessions, csrf_of
 
@@ -49,11 +51,13 @@ class Door:
         tokens: TokenBook | None,
         *,
         tls: bool = False,
+        behind_proxy: bool = False,
         open_role: Role = Role.ADMIN,
         now: Callable[[], float] = time.time,
     ) -> None:
         """Without tokens everybody is of `open_role`."""
         self.tokens, self.tls, self.open_role, self._now = tokens, tls, open_role, now
+        self._behind_proxy = behind_proxy
         self._csrf = secrets.token_urlsafe(SECRET_BYTES)
         self._sessions = Sessions(tokens.path.with_name(FILE) if tokens else None, now)
         self._tries: OrderedDict[str, deque[float]] = OrderedDict()
@@ -105,7 +109,7 @@ class Door:
         """Give the cookie to whoever has a token with which one can look."""
         if self.tokens is None:
             return
-        address = request.remote or ""
+        address = address_of(request, behind_proxy=self._behind_proxy)
         self._refuse_tries(address)
         role = self._role(digest_of(token))
         if role is None:
@@ -114,14 +118,15 @@ class Door:
         if not role.may(Right.WATCH):
             raise Refusal("not_allowed", f"a token of role {role.value} is for work, not for looking")
         secret = self._sessions.begin(digest_of(token))
-        response.set_cookie(
-            COOKIE, secret, max_age=int(SESSION_S), path="/", httponly=True, samesite="Strict", secure=self.tls
-        )
+        _set_cookie(response, secret, int(SESSION_S), secure=self._secure(request))
 
     def log_out(self, request: web.Request, response: web.Response) -> None:
         """Forget the session."""
         self._sessions.end(request.cookies.get(COOKIE, ""))
-        response.del_cookie(COOKIE, path="/", httponly=True, samesite="Strict", secure=self.tls)
+        _set_cookie(response, "", 0, secure=self._secure(request))
+
+    def _secure(self, request: web.Request) -> bool:
+        return self.tls or over_tls(request)
 
     def _refuse_tries(self, address: str) -> None:
         while len(self._tries) > ADDRESSES_MAX:
@@ -131,6 +136,11 @@ class Door:
         if wait_s > 0:
             do = "Try again after Retry-After seconds."
             raise Refusal("busy", "too many wrong tokens came from this address", retry_after_s=wait_s, do=do)
+
+
+def _set_cookie(response: web.Response, value: str, max_age: int, *, secure: bool) -> None:
+    """Without a path: then it is for the folder that the browser sees the form in, and not for its neighbours."""
+    response.set_cookie(COOKIE, value, max_age=max_age, path="", httponly=True, samesite="Strict", secure=secure)
 
 
 def same_origin(request: web.Request) -> bool:

@@ -48,17 +48,17 @@ class Assets:
 
     def __init__(self, folder: Path = STATIC) -> None:
         self.folder = folder.resolve()
-        self._kept: dict[Path, Asset] = {}
+        self._kept: dict[tuple[Path, str], Asset] = {}
 
-    def load(self, name: str) -> Asset:
-        """A file, read and packed once; blocks."""
+    def load(self, name: str, root: str = "/") -> Asset:
+        """A file, read and packed once; blocks. Addresses in it are given from `root` on."""
         path = self._path(name)
         stamp = None if path is None else stamp_of(path)
         if path is None or stamp is None:
             raise Refusal("not_found", f"there is no file {name[:100]!r}", do=_hint(name))
-        kept = self._kept.get(path)
+        kept = self._kept.get((path, root))
         if kept is None or kept.stamp != stamp:
-            kept = self._kept[path] = _asset(path, stamp)
+            kept = self._kept[path, root] = _asset(path, stamp, root)
         return kept
 
     def _path(self, name: str) -> Path | None:
@@ -68,15 +68,17 @@ class Assets:
         return path if path.is_relative_to(self.folder) and path.is_file() else None
 
 
-def _asset(path: Path, stamp: Stamp) -> Asset:
+def _asset(path: Path, stamp: Stamp, root: str) -> Asset:
     body = path.read_bytes()
+    if root != "/":
+        body = body.replace(b'="/', b'="' + root.encode())
     kind = TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
     packed = gzip.compress(body, mtime=0) if kind.startswith(TEXT) and len(body) >= PACKED_FROM_BYTES else None
     return Asset(stamp, body, packed, f'"{hashlib.sha256(body).hexdigest()[:32]}"', kind)
 
 
 def _hint(name: str) -> str:
-    return "Install the page's charts: pip install 'offbeat[web]'." if name == PLOTLY else "Go to /."
+    return "Install the page's charts: pip install 'offbeat[web]'." if name == PLOTLY else "Go to the start."
 
 
 def plotly_path() -> Path | None:
@@ -108,10 +110,10 @@ def packed(request: web.Request, body: bytes, smaller: bytes | None, kind: str) 
     return web.Response(body=smaller, content_type=kind, charset=charset, headers=headers)
 
 
-def refused_page(refusal: Refusal) -> web.Response:
-    """A refusal for people."""
+def refused_page(refusal: Refusal, root: str) -> web.Response:
+    """A refusal for people; the start is at `root`."""
     do = str(refusal.facts.get("do", KINDS[refusal.error].do))
-    words = {"status": str(refusal.status), "message": refusal.message, "do": do}
+    words = {"status": str(refusal.status), "message": refusal.message, "do": do, "root": root}
     text = _PAGE.format_map({name: html.escape(word) for name, word in words.items()})
     return web.Response(text=text, status=refusal.status, content_type="text/html")
 
@@ -121,7 +123,7 @@ _PAGE = """<!doctype html>
 <head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark"><title>{status} · Offbeat</title></head>
 <body style="font-family: system-ui, sans-serif; max-width: 40rem; margin: 3rem auto; padding: 0 1rem">
-<h1>{status}</h1><p>{message}.</p><p>{do}</p><p><a href="/">To the start</a></p>
+<h1>{status}</h1><p>{message}.</p><p>{do}</p><p><a href="{root}">To the start</a></p>
 </body>
 </html>
 """

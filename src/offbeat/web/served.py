@@ -39,6 +39,7 @@ def furnish(server: "Server") -> None:
         reading,
         tokens=server.tokens,
         tls=server.tls is not None,
+        behind_proxy=server.order.limits.behind_proxy,
         act=act,
         committed=lambda: service.committed,
     )

@@ -17,6 +17,7 @@ from offbeat.web import asynchrony, comparison, overview, updates, workers
 from offbeat.web.events import LISTENERS_MAX, Committed, Watch, follow
 from offbeat.web.login import Door, same_origin
 from offbeat.web.pages import PAGE, Assets, packed, sent
+from offbeat.web.paths import root_of, to
 from offbeat.web.reading import Reading
 from offbeat.web.runs import READINGS_MAX
 from offbeat.web.shown import THREADS, Answer, Shown
@@ -168,7 +169,7 @@ class Site:
 
     async def into(self, request: web.Request) -> web.Response:
         """A run's own page."""
-        return to(f"{request.path}/")
+        return to(request, f"{request.rel_url.raw_path}/")
 
     # --- files -------------------------------------------------------------------------------------------------------
 
@@ -176,7 +177,7 @@ class Site:
         """The one page: its script shows what the path means."""
         if "run" in request.match_info:
             self.warm(request.match_info["run"])
-        return sent(await self.off_loop(lambda: self.assets.load(PAGE)), request)
+        return sent(await self.off_loop(lambda: self.assets.load(PAGE, root_of(request))), request)
 
     async def static(self, request: web.Request) -> web.Response:
         """A file of the page."""
@@ -195,13 +196,13 @@ class Site:
         """Exchange a token for a cookie."""
         if not same_origin(request):
             raise Refusal("not_allowed", "this came from a page of another site", do="Use the form at /login.")
-        response = to("/")
+        response = to(request, "/")
         self.door.log_in(request, await _token(request), response)
         return response
 
     async def logout(self, request: web.Request) -> web.Response:
         """Forget who the visitor is."""
-        response = to("/login")
+        response = to(request, "/login")
         self.door.log_out(request, response)
         return response
 
@@ -213,11 +214,6 @@ class Site:
         shown = (await self.watch(request)).shown
         await shown.off_loop(lambda: shown.reading.refresh(least_s=0.0))  # whoever did it looks at it next
         return web.Response(status=204)
-
-
-def to(path: str) -> web.Response:
-    """The way to another page; not an exception, because it may carry a cookie."""
-    return web.Response(status=303, headers={"Location": path})
 
 
 def _json(request: web.Request, found: Answer) -> web.Response:

@@ -1,5 +1,7 @@
 // Owns the talk with the server: JSON in, plain errors out. Whoever is not logged in is led to the form.
 
+import { at, pathOf } from "./root.js";
+
 /** Something went wrong, in words that are fit to be shown. */
 export class Trouble extends Error {
   constructor(message, { status = 0 } = {}) {
@@ -27,7 +29,7 @@ export async function order(url, csrf) {
 /** Exchanges a token for a cookie. */
 export async function login(token) {
   const body = new URLSearchParams({ token });
-  await ask("/login", { method: "POST", body, headers: { Accept: "application/json" } });
+  await ask(at("/login"), { method: "POST", body, headers: { Accept: "application/json" } });
 }
 
 async function ask(url, options) {
@@ -57,7 +59,7 @@ async function words(answer) {
 const sentence = (text) => (/[.!?]$/.test(text) ? text : `${text}.`);
 
 /** The form's address, with the way back. */
-export const loginPath = () => `/login?next=${encodeURIComponent(location.pathname + location.search)}`;
+export const loginPath = () => at(`/login?next=${encodeURIComponent(pathOf(location.pathname) + location.search)}`);
 
 /** A URL with those parts of a query that it understands. */
 export function withQuery(url, query, names) {

@@ -3,8 +3,9 @@
 // Names from outside go through `safe`: plotly reads some markup in texts.
 
 import { h } from "./elements.js";
+import { at } from "./root.js";
 
-const LIBRARY = "/static/plotly.min.js";
+const LIBRARY = at("/static/plotly.min.js");
 export const touch = window.matchMedia("(pointer: coarse)");
 const CONFIG = { displayModeBar: false, responsive: true, doubleClick: "reset", showTips: false };
 const INKS = ["ink", "quiet", "line", "card", "accent", "soft", "bad", "warm", "move"];

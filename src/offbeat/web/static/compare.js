@@ -4,6 +4,7 @@ import { twin } from "./api.js";
 import { chart, draw, empty, forget } from "./charts.js";
 import { chosen, drawing, metricsOf, switches } from "./curves.js";
 import { card, fill, h, table } from "./elements.js";
+import { at } from "./root.js";
 import { number } from "./words.js";
 
 const SERIES = 8; // colours; further curves are dashed
@@ -12,7 +13,7 @@ export const compare = {
   name: "Compare",
   twin: ({ query }) => {
     const runs = query.getAll("run").map((name) => ["run", name]);
-    return runs.length ? `/compare.json?${new URLSearchParams(runs)}` : "/runs.json";
+    return at(runs.length ? `/compare.json?${new URLSearchParams(runs)}` : "/runs.json");
   },
 
   mount(main, page) {
@@ -41,7 +42,7 @@ export const compare = {
       names = data.runs.map((run) => run.name);
       offer();
     };
-    twin("/runs.json").then(listed, () => {}); // without the list, what the address says is still compared
+    twin(at("/runs.json")).then(listed, () => {}); // without the list, what the address says is still compared
 
     return {
       show(data) {
@@ -73,7 +74,7 @@ function keyOf(name, i) {
     "li",
     {},
     h("span", line),
-    h("a", { href: `/runs/${encodeURIComponent(name)}/`, data: { key: name } }, name),
+    h("a", { href: at(`/runs/${encodeURIComponent(name)}/`), data: { key: name } }, name),
   );
 }
 

@@ -4,6 +4,7 @@
 
 import { status } from "./frame.js";
 import { watch } from "./live.js";
+import { ROOT } from "./root.js";
 
 const SAID = {
   live: { finished: "finished", interrupted: "interrupted" },
@@ -26,8 +27,9 @@ export class Follower {
     if (this.#key === prefix && prefix !== null) return;
     this.#end?.();
     [this.#key, this.#end, this.#state] = [prefix, null, null];
-    this.#connection = prefix ? "stored" : null;
-    if (prefix === "") this.#listen();
+    const served = prefix === ROOT;
+    this.#connection = served || prefix === null ? null : "stored";
+    if (served) this.#listen();
     this.#say();
   }
 

@@ -2,6 +2,7 @@
 
 import { order } from "./api.js";
 import { fill, h } from "./elements.js";
+import { at } from "./root.js";
 
 const STATUS = {
   connecting: "Connecting",
@@ -58,7 +59,7 @@ export function leaving({ open, role, csrf }) {
   const button = place("logout");
   button.hidden = open || !role;
   button.addEventListener("click", async () => {
-    await order("/logout", csrf).catch(() => {}); // whether or not it was heard, the form is next
-    location.assign("/login");
+    await order(at("/logout"), csrf).catch(() => {}); // whether or not it was heard, the form is next
+    location.assign(at("/login"));
   });
 }

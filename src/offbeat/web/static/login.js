@@ -2,6 +2,7 @@
 
 import { login as exchange } from "./api.js";
 import { fill, h } from "./elements.js";
+import { at } from "./root.js";
 
 export const login = {
   name: "Log in",
@@ -32,7 +33,7 @@ export const login = {
     main.replaceChildren(
       h(
         "form",
-        { class: "card login", method: "post", action: "/login", on: { submit } },
+        { class: "card login", method: "post", action: at("/login"), on: { submit } },
         h("h1", { tabindex: "-1" }, "Log in"),
         ...[h("label", { for: "token" }, "Token"), token],
         h("p", hint, "A token comes from ", h("code", {}, "offbeat token add"), words),
@@ -44,8 +45,9 @@ export const login = {
   },
 };
 
-/** The way back: only ever to this host, and never to the form again. The whole address: a path may begin with //HOST. */
+/** The way back, given from the page's root: only ever to this page, and never to the form again. */
 function way(next) {
   const url = URL.canParse(next ?? "/", location.origin) && new URL(next ?? "/", location.origin);
-  return url && url.origin === location.origin && url.pathname !== "/login" ? url.href : "/";
+  const ours = url && url.origin === location.origin && url.pathname !== "/login";
+  return location.origin + at(ours ? url.pathname + url.search : "/"); // whole: //HOST would be a host
 }

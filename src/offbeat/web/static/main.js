@@ -11,6 +11,7 @@ import { Follower } from "./follow.js";
 import { fetched, leaving, links, named, titled, twinAt } from "./frame.js";
 import { login } from "./login.js";
 import { overview } from "./overview.js";
+import { at, pathOf, pin } from "./root.js";
 import { runs } from "./runs.js";
 import { story } from "./story.js";
 import { updates } from "./updates.js";
@@ -26,15 +27,17 @@ let shown = null; // what is on the page: {path, view, page, mounted, feed, trou
 
 // --- addresses -------------------------------------------------------------------------------------------------------
 
-/** {view, prefix, kind}: the form, a view of a folder of runs, or one of a run. */
-function routeOf(path) {
-  const prefix = path.match(/^\/runs\/[^/]+/)?.[0] ?? "";
-  const rest = path.slice(prefix.length).replace(/(.)\/$/, "$1") || "/";
-  if (path === "/login") return { view: login, prefix, kind: "form", rest };
-  if (session.ui && !prefix) return { view: OF_A_FOLDER[rest], prefix, kind: "folder", rest };
+/** {view, prefix, run, kind}: the form, a view of a folder of runs, or one of a run; its paths begin with prefix. */
+function routeOf(address) {
+  const path = pathOf(address);
+  const below = path.match(/^\/runs\/[^/]+/)?.[0] ?? "";
+  const [prefix, run] = [at(below), decodeURIComponent(below.slice("/runs/".length))];
+  const rest = path.slice(below.length).replace(/(.)\/$/, "$1") || "/";
+  if (path === "/login") return { view: login, prefix, run, kind: "form", rest };
+  if (session.ui && !below) return { view: OF_A_FOLDER[rest], prefix, run, kind: "folder", rest };
   const task = rest.match(/^\/updates\/([^/]+)$/)?.[1];
-  if (task) return { view: story, prefix, kind: "run", rest: "/updates", task: decodeURIComponent(task) };
-  return { view: OF_A_RUN[rest], prefix, kind: "run", rest };
+  if (task) return { view: story, prefix, run, kind: "run", rest: "/updates", task: decodeURIComponent(task) };
+  return { view: OF_A_RUN[rest], prefix, run, kind: "run", rest };
 }
 
 /** The address with some of the query changed; null removes, a list repeats. */
@@ -57,7 +60,7 @@ document.addEventListener("click", (event) => {
   const link = event.target.closest?.("a[href]");
   const modified = event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey;
   if (!link || modified || event.defaultPrevented || link.origin !== location.origin || link.hash) return;
-  if (link.pathname.startsWith("/static/") || link.pathname.endsWith(".json")) return;
+  if (link.pathname.startsWith(at("/static/")) || link.pathname.endsWith(".json")) return;
   event.preventDefault();
   go(link.pathname + link.search);
 });
@@ -108,7 +111,7 @@ function pageOf({ prefix, task }) {
 function ask() {
   const { page, view } = shown;
   page.query = new URLSearchParams(location.search);
-  const url = view.twin ? view.twin(page) : "/session.json";
+  const url = view.twin ? view.twin(page) : at("/session.json");
   twinAt(url);
   if (!view.twin) return;
   if (shown.url === url && shown.data) return shown.mounted.show(shown.data);
@@ -137,18 +140,18 @@ async function load(mine, signal) {
 }
 
 function nothing() {
-  const start = h("a", { href: "/" }, "Go to the start");
+  const start = h("a", { href: at("/") }, "Go to the start");
   main.replaceChildren(h("h1", {}, "Nothing here"), h("p", {}, "There is no page at this address. ", start, "."));
 }
 
 // --- the run ---------------------------------------------------------------------------------------------------------
 
-function frame({ view, prefix, kind, rest }) {
+function frame({ view, prefix, run, kind, rest }) {
   const views = { form: {}, folder: OF_A_FOLDER, run: OF_A_RUN }[kind];
   const all = Object.entries(views).map(([path, { name }]) => [prefix + path, name]);
-  links(all, prefix + rest, prefix ? [["/", "All runs"]] : []);
+  links(all, prefix + rest, run ? [[at("/"), "All runs"]] : []);
   fetched(null);
-  if (prefix || kind !== "run") named(decodeURIComponent(prefix.slice("/runs/".length)));
+  if (run || kind !== "run") named(run);
   titled(view?.name ?? "Nothing here");
   follower.of(kind === "run" && view ? prefix : null);
 }
@@ -172,13 +175,14 @@ async function learn({ prefix, kind, view }) {
 
 async function start() {
   try {
-    session = { ...session, ...(await twin("/session.json")).data };
-    session.ui ??= location.pathname.startsWith("/runs/") || location.pathname === "/compare";
+    session = { ...session, ...(await twin(at("/session.json"))).data };
+    session.ui ??= /^\/(runs\/|compare$)/.test(pathOf(location.pathname));
   } catch (error) {
     const again = h("button", { type: "button", on: { click: () => location.reload() } }, "Try again");
     return fill(main, h("p", { class: "notice", role: "alert" }, error.message, " ", again));
   }
   leaving(session);
+  pin();
   arrive();
 }
 

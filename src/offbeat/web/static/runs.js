@@ -1,13 +1,14 @@
 // Owns the list of runs in a folder, from which some can be compared.
 
 import { fill, h, shown, table } from "./elements.js";
+import { at } from "./root.js";
 import { count, number, plain } from "./words.js";
 
 const METRICS_MAX = 4;
 
 export const runs = {
   name: "Runs",
-  twin: () => "/runs.json",
+  twin: () => at("/runs.json"),
 
   mount(main, page) {
     const [said, head, body] = [h("p", { class: "quiet" }), h("thead"), h("tbody")];
@@ -21,7 +22,7 @@ export const runs = {
     };
     const submit = (event) => {
       event.preventDefault();
-      page.go(`/compare?${new URLSearchParams([...picked].map((name) => ["run", name]))}`);
+      page.go(at(`/compare?${new URLSearchParams([...picked].map((name) => ["run", name]))}`));
     };
     const foot = h("div", { class: "row" }, compare, note);
     main.replaceChildren(
@@ -66,7 +67,7 @@ function rowOf(run, metrics, picked, pick) {
     data: { key: `pick ${name}` },
     on: { change: (event) => pick(name, event.target.checked) },
   });
-  const link = h("a", { href: `/runs/${encodeURIComponent(name)}/`, data: { key: `run ${name}` } }, name);
+  const link = h("a", { href: at(`/runs/${encodeURIComponent(name)}/`), data: { key: `run ${name}` } }, name);
   const value = (of, found) => h("td", { class: "number" }, shown(of, found, number(found)));
   return h(
     "tr",
