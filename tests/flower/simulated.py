@@ -1,7 +1,9 @@
 """The digits example on Flower's simulation engine, in a process of its own: python -m tests.flower.simulated DIR."""
 
+import os
 import sys
 import tomllib
+import traceback
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,12 @@ def main(folder: str) -> None:
         server_app.main(grid, context)
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}}
-    run_simulation(server_app=app, client_app=client_app.app, num_supernodes=NODES, backend_config=resources)
+    try:
+        run_simulation(server_app=app, client_app=client_app.app, num_supernodes=NODES, backend_config=resources)
+    except RuntimeError:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # the ServerApp's thread would wait for nodes for ever
 
 
 if __name__ == "__main__":

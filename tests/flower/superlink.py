@@ -16,8 +16,8 @@ from typing import Any, Self
 
 import psutil
 
-PATIENCE_S = 240.0
-"""For anything; the machine may be busy."""
+PATIENCE_S = 600.0
+"""For anything; it takes a tenth of that, unless the machine is busy."""
 END_S = 20.0
 BIN = Path(sys.executable).parent
 

@@ -134,7 +134,10 @@ def test_a_run_that_was_killed_anywhere_goes_on(owner: type, name: str, count: i
     assert result.arrays["x"].numpy().tobytes() == replayed(result.history).tobytes()
     again = noted(folder, "seen")[len(seen) :]
     assert max(seen, default=0) <= again[0] <= before + 1, "what was evaluated stays mixed"
-    assert list(result.evaluate_metrics_serverapp) == list(range(EPOCHS + 1))
+    with Ledger.open(folder / "ledger.sqlite", read_only=True) as ledger:
+        assert [evaluation.t for evaluation in ledger.evaluations()] == list(range(EPOCHS + 1))
+        leased = [row.task for row in ledger.rows("leased")]
+        assert len(leased) == len(set(leased)), "what was taken back is not in the ledger either"
 
 
 def test_killed_again_and_again_it_still_ends(tmp_path: Path) -> None:
@@ -212,13 +215,30 @@ def test_a_resumed_run_gives_out_no_lease_twice_and_knows_its_nodes(tmp_path: Pa
     assert sorted(names.values()) == [f'{{"name": "{node}"}}' for node in (3, 4, 5, 8)], "a node is one worker for ever"
 
 
+def test_a_node_keeps_its_number_whoever_comes_before_it(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert killed_at(folder, 30, (Coordinator, "handle"), "fedasync")
+    others = FakeGrid({1: Node(1.0), 8: Node(1.5), 9: Node(2.25)})
+    result = start(others, dir=folder, epochs=EPOCHS, evaluate_every=1, alpha=0.6)
+    assert {applied.node for applied in result.history} > {1, 3, 8}
+    assert result.arrays["x"].numpy().tobytes() == replayed(result.history).tobytes()
+
+
 def test_whoever_was_quarantined_may_try_again_with_a_new_app(tmp_path: Path) -> None:
     def broken(message: Message, _node: int) -> Message:
         return error(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
 
-    with pytest.raises(OffbeatError, match="every connected node"):
-        start(FakeGrid({1: Node(answer=broken)}), dir=tmp_path / "run", epochs=2)
-    assert start(FakeGrid({1: Node()}), dir=tmp_path / "run", epochs=2).summary["t"] == 2
+    def fail(t: int, _arrays: ArrayRecord) -> None:
+        if t == 10:
+            raise RuntimeError("somebody stops it")
+
+    options: dict[str, Any] = {"dir": tmp_path / "run", "epochs": 20, "evaluate_every": 1}
+    with pytest.raises(RuntimeError, match="somebody stops it"):
+        start(FakeGrid({1: Node(answer=broken), 2: Node()}), evaluate_fn=fail, **options)
+    result = start(FakeGrid({1: Node(), 2: Node()}), **options)
+    assert [applied.t for applied in result.history] == list(range(1, 21))
+    assert {applied.node for applied in result.history[:10]} == {2}
+    assert {applied.node for applied in result.history[10:]} == {1, 2}
 
 
 def test_a_folder_is_of_one_run(tmp_path: Path) -> None:
