@@ -1,7 +1,9 @@
 """The digits example on Flower's simulation engine, in a process of its own: python -m tests.flower.simulated DIR."""
 
 import os
+import shutil
 import sys
+import tempfile
 import tomllib
 import traceback
 from importlib import import_module
@@ -28,13 +30,20 @@ def main(folder: str) -> None:
         context.run_config = config | {"epochs": 40, "dir": folder}
         server_app.main(grid, context)
 
-    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}}
+    own: dict[str, Any] = {
+        "num_cpus": 2,
+        "address": "local",
+        "_temp_dir": tempfile.mkdtemp(prefix="ray-"),
+    }  # whatever else runs here
+    backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": own}
     try:
-        run_simulation(server_app=app, client_app=client_app.app, num_supernodes=NODES, backend_config=resources)
+        run_simulation(server_app=app, client_app=client_app.app, num_supernodes=NODES, backend_config=backend)
     except RuntimeError:
         traceback.print_exc()
         sys.stderr.flush()
+        shutil.rmtree(own["_temp_dir"], ignore_errors=True)
         os._exit(1)  # the ServerApp's thread would wait for nodes for ever
+    shutil.rmtree(own["_temp_dir"], ignore_errors=True)
 
 
 if __name__ == "__main__":
