@@ -10,14 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from offbeat.sim.holding import Bare
 from offbeat.sim.on_ray.cluster import Call, Lost
 
 
 class Reference:
-    """Something in the object store."""
+    """A model in the object store; all who read it read the same, and cannot write."""
 
-    def __init__(self, value: bytes) -> None:
+    def __init__(self, value: Bare) -> None:
         self.value = value
+        for array in (value.vector, *value.carried.values()):
+            array.flags.writeable = False
 
 
 class Actor:
@@ -34,6 +37,7 @@ class StandIn:
     def __init__(self, places: int = 3, *, loss: float = 0.0, lost_max: float = inf, seed: int = 0) -> None:
         self.count, self.loss, self.lost_max, self.rng = places, loss, lost_max, np.random.default_rng(seed)
         self.actors: list[Actor] = []
+        self.hired: list[tuple[Any, ...]] = []
         self.store: weakref.WeakSet[Reference] = weakref.WeakSet()
         self.puts = self.lost = self.waiting_max = self.answered = 0
         self.log: list[tuple[int, str]] = []
@@ -50,13 +54,14 @@ class StandIn:
         return self.count
 
     def hire(self, kind: type, *arguments: Any, gpus: float = 0.0) -> Actor:  # noqa: ARG002
+        self.hired.append(arguments)
         actor = Actor(kind(*_sent(arguments)))
         self.actors.append(actor)
         return actor
 
     def put(self, value: Any) -> Reference:
         self.puts += 1
-        self.store.add(reference := Reference(pickle.dumps(value)))
+        self.store.add(reference := Reference(_sent(value)))
         return reference
 
     def call(self, actor: Actor, verb: str, *arguments: Any) -> Call:
@@ -84,9 +89,7 @@ class StandIn:
             return
         call, verb, arguments = actor.calls.popleft()
         self.log.append((self.actors.index(actor), verb))
-        received = [
-            _read(argument.value) if isinstance(argument, Reference) else _sent(argument) for argument in arguments
-        ]
+        received = [argument.value if isinstance(argument, Reference) else _sent(argument) for argument in arguments]
         try:
             error, answer = getattr(actor.made, verb)(*received)
         except Gone:
