@@ -3,9 +3,9 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPSConnection
@@ -29,7 +29,7 @@ from offbeat.worker.http import Http
 from offbeat.worker.outbox import Finished
 from offbeat.worker.settings import Address
 from tests.server import serving as served
-from tests.server.proxying import SHIPPED, Front, Nginx, needs_nginx, nginx
+from tests.server.proxying import SHIPPED, Front, Nginx, free_port, needs_nginx, nginx
 from tests.server.serving import PATIENCE_S, TASK, Answered, Running, Worker, packed, serving
 from tests.server.speaking import Line, head, refused, sha256, until
 
@@ -183,33 +183,31 @@ class TestModels:
         until(lambda: place.by("eye").call("GET", f"/v1/runs/{run}/models/{t}").status, lambda status: status == 200)
 
 
-@pytest.mark.parametrize("where", [pytest.param("plain", marks=needs_nginx)])
-def test_two_runs_on_one_host_are_never_mistaken(tmp_path: Path, where: str) -> None:
-    access, runs = tmp_path / "access", []
-    certificates.make(access, ["localhost"])
-    tasks = {"one": TASK, "two": TASK.replace("np.zeros(6", "np.ones(6")}
-    for name in tasks:
-        (tmp_path / name).mkdir()
-    limits: dict[str, Any] = {"behind_proxy": True}
-    door = Door(insecure=True)
-    with serving(tmp_path / "one", limits=limits, task=tasks["one"], door=door) as running:
-        limits["port"] = urlsplit(running.url).port
-        proxy = nginx(tmp_path / where, running.url, access)
-        front = proxy.__enter__()
-        try:
-            runs.append(front.front(running, access).call("GET", Worker(front.front(running, access)).lease()["model"]))
-        except BaseException:
-            proxy.__exit__(None, None, None)
-            raise
-    try:
-        with serving(tmp_path / "two", limits=limits, task=tasks["two"], door=door) as running:
-            seen = front.front(running, access)
-            runs.append(seen.call("GET", Worker(seen).lease()["model"]))
-            assert runs[1].body == packed(running.server.run.mixer.x)
-    finally:
-        proxy.__exit__(None, None, None)
-    assert runs[0].body != runs[1].body
-    assert runs[0].headers["ETag"] != runs[1].headers["ETag"]
+class TestTwoRuns:
+    """One after the other at the same address."""
+
+    pytestmark = needs_nginx
+
+    def test_they_are_never_mistaken_for_each_other(self, tmp_path: Path) -> None:
+        """Here the server is open, without TLS, and there is no prefix."""
+        access, server = tmp_path / "access", f"http://127.0.0.1:{free_port()}"
+        certificates.make(access, ["localhost"])
+        with nginx(tmp_path / "nginx", server, access) as proxy:
+            front = partial(proxy.front, access=access)
+            one = self._pulled(tmp_path / "one", TASK, server, front)
+            two = self._pulled(tmp_path / "two", TASK.replace("np.zeros(6", "np.ones(6"), server, front)
+        assert one.body != two.body
+        assert one.headers["ETag"] != two.headers["ETag"]
+
+    def _pulled(self, folder: Path, task: str, server: str, front: Callable[[Running], Front]) -> Answered:
+        """The first model of a run, by way of its lease."""
+        folder.mkdir()
+        limits = {"behind_proxy": True, "port": urlsplit(server).port}
+        with serving(folder, limits=limits, task=task, door=Door(insecure=True)) as running:
+            worker = Worker(front(running))
+            answer = worker.running.call("GET", worker.lease()["model"])
+            assert answer.body == packed(running.server.run.mixer.x)
+            return answer
 
 
 class TestPassingThrough:
@@ -282,16 +280,13 @@ class TestPassingThrough:
         where, worker = urlsplit(place.proxy.url), place.worker(5)
         trust = certificates.worker_context(place.access / certificates.CA_CERT)
         connection = HTTPSConnection(where.hostname or "", where.port, timeout=SOON_S, context=trust)
-        headers = {"Authorization": f"Bearer {place.tokens['eye']}"}
-        connection.request("GET", PREFIX + path, headers=headers)
-        stream = connection.getresponse()
-        assert stream.headers["Content-Type"].startswith("text/event-stream")
-        for _ in range(2):
-            assert worker.work().status == 200
-            while not stream.readline().startswith(b"data: "):
-                pass
-        stream.close()
-        connection.close()
+        connection.request("GET", PREFIX + path, headers={"Authorization": f"Bearer {place.tokens['eye']}"})
+        with closing(connection), closing(connection.getresponse()) as stream:
+            assert stream.headers["Content-Type"].startswith("text/event-stream")
+            for _ in range(2):
+                assert worker.work().status == 200
+                while not stream.readline().startswith(b"data: "):
+                    pass
 
     def test_only_the_address_that_guesses_tokens_waits(self, place: Place) -> None:
         assert [log_in(place, "127.0.0.2", "ob_wrong") for _ in range(TRIES_MAX)] == [401] * TRIES_MAX
