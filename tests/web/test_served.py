@@ -149,8 +149,9 @@ def test_tokens_over_tls(tmp_path: Path) -> None:
         assert boss.call("GET", "/overview.json").status == 200
 
 
-def test_beyond_this_machine_without_tokens_nothing_is_shown(tmp_path: Path) -> None:
-    with serving(tmp_path, {"epochs": 5}, {"host": "0.0.0.0"}, door=Door(insecure=True)) as running:  # noqa: S104
+@pytest.mark.parametrize("where", [{"host": "0.0.0.0"}, {"behind_proxy": True}])  # noqa: S104
+def test_beyond_this_machine_without_tokens_nothing_is_shown(tmp_path: Path, where: dict[str, Any]) -> None:
+    with serving(tmp_path, {"epochs": 5}, where, door=Door(insecure=True)) as running:
         here = Running(running.server, running.folder, running.url.replace("0.0.0.0", "127.0.0.1"))  # noqa: S104
         assert here.call("GET", "/v1/status").status == 200, "workers and --insecure are another matter"
         for path in ("/", "/workers", "/overview.json", "/workers.json", "/updates/1.json", "/events", "/session.json"):

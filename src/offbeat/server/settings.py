@@ -56,6 +56,11 @@ class ServerSettings:
         """Can only this machine reach it?"""
         return self.host in LOOPBACK
 
+    @property
+    def private(self) -> bool:
+        """Can nobody come from beyond this machine, not even through a proxy?"""
+        return self.on_loopback and not self.behind_proxy
+
 
 @dataclass(frozen=True, slots=True)
 class Door:

@@ -111,7 +111,7 @@ async def api(_request: web.Request) -> web.Response:
 async def metrics(request: web.Request) -> web.Response:
     """For Prometheus."""
     service = service_of(request)
-    if service.tokens is None and not service.limits.on_loopback:
+    if service.tokens is None and not service.limits.private:
         do = "Start the server with --access (see `offbeat init`), and scrape with a viewer's token."
         raise Refusal("not_allowed", "without tokens, metrics are shown on loopback only", do=do)
     facts = await status_of(service)

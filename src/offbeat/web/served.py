@@ -20,7 +20,7 @@ WITHOUT_TOKENS = Refusal(
 
 def furnish(server: "Server") -> None:
     """Add the page to a server that has not opened yet; all that it shows comes from the run's folder."""
-    if server.tokens is None and not server.order.limits.on_loopback:
+    if server.tokens is None and not server.order.limits.private:
         mount_nothing(server.app, WITHOUT_TOKENS)
         return
     service = server.service
