@@ -277,7 +277,7 @@ def test_our_commands_read_its_folder(tmp_path: Path) -> None:
     assert "flower (interrupted)" in said
     go(folder)
     said = CliRunner().invoke(main, ["status", str(folder)]).output
-    assert "flower (finished)" in said
+    assert "flower (finished: 8 epochs)" in said
     assert f"epoch       {EPOCHS} of {EPOCHS}; {EPOCHS} updates mixed" in said
     assert "staleness   mean" in said
     report = CliRunner().invoke(main, ["report", str(folder), str(tmp_path / "report.html")])
