@@ -1,0 +1,102 @@
+"""Owns what a run of the benchmark found: a figure for every bar, other figures beside them, and what was left out.
+
+Rules kept here:
+- Every bar of the parts that were run has its key in the result, measured or not; why not is said.
+- `as_json` holds plain values only.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from offbeat.bench.bars import BARS, PARTS, Bar
+from offbeat.bench.turns import Turns
+
+DIGITS = 4
+
+
+class Figure(NamedTuple):
+    """What was found; None where it was not measured."""
+
+    value: float | None = None
+    reference: float | None = None
+    ratio: float | None = None
+    why_not: str | None = None
+
+    def met(self, bar: Bar) -> bool | None:
+        """Is the bar reached? None where nobody knows."""
+        return None if self.ratio is None else bar.met(self.ratio)
+
+
+class Note(NamedTuple):
+    """A figure without a bar."""
+
+    name: str
+    value: float
+    unit: str
+    reference: float | None = None
+    ratio: float | None = None
+
+
+class Results:
+    """Filled by the benchmarks, one after the other."""
+
+    def __init__(self, parts: Iterable[str] = PARTS) -> None:
+        self.parts = tuple(parts)
+        self.figures = {bar.key: Figure() for part in self.parts for bar in PARTS[part]}
+        self.notes: list[Note] = []
+        self.skipped: list[str] = []
+
+    def put(self, key: str, value: float, reference: float | None = None, ratio: float | None = None) -> None:
+        """The figure of a bar; without a reference it is held against the bar itself."""
+        bar = BARS[key]
+        reference = bar.bar if reference is None else reference
+        self.figures[key] = Figure(value, reference, bar.ratio(value, reference) if ratio is None else ratio)
+
+    def put_turns(self, key: str, turns: Turns, ours: str, other: str) -> None:
+        """The figure of a bar, from contestants that took turns."""
+        self.put(key, turns.median(ours), turns.median(other), turns.ratio(ours, other))
+
+    def note(self, name: str, value: float, unit: str, reference: float | None = None) -> None:
+        """A figure beside those of the bars."""
+        self.notes.append(Note(name, value, unit, reference, None if not reference else value / reference))
+
+    def note_turns(self, name: str, unit: str, turns: Turns, ours: str, other: str) -> None:
+        """A figure beside those of the bars, from contestants that took turns."""
+        self.notes.append(Note(name, turns.median(ours), unit, turns.median(other), turns.ratio(ours, other)))
+
+    def skip(self, why: str, *keys: str) -> None:
+        """Say that something is left out, and which bars have no figure because of it."""
+        self.skipped.append(why)
+        for key in keys:
+            self.figures[key] = Figure(why_not=why)
+
+    def close(self, part: str) -> None:
+        """A part is over: what it left open was not asked for."""
+        for bar in PARTS[part]:
+            if self.figures[bar.key] == Figure():
+                self.figures[bar.key] = Figure(why_not="not measured at this size of the benchmark")
+
+    def as_json(self, machine: Mapping[str, Any]) -> dict[str, Any]:
+        """One key per bar, and what else is known."""
+        figures = {key: _plain(figure, BARS[key]) for key, figure in self.figures.items()}
+        notes = {note.name: _rounded(note._asdict(), leave_out="name") for note in self.notes}
+        return {**figures, "notes": notes, "skipped": self.skipped, "machine": dict(machine)}
+
+
+def _plain(figure: Figure, bar: Bar) -> dict[str, Any]:
+    facts = _rounded(figure._asdict(), leave_out="why_not")
+    why = {"why_not": figure.why_not} if figure.why_not else {}
+    return facts | {"bar": bar.bar, "kind": bar.kind, "met": figure.met(bar), "unit": bar.unit, **why}
+
+
+def _rounded(facts: Mapping[str, Any], leave_out: str) -> dict[str, Any]:
+    return {name: _round(value) for name, value in facts.items() if name != leave_out}
+
+
+def _round(value: Any) -> Any:
+    """Four digits that count.
+
+    >>> _round(1234.567), _round(0.00123456)
+    (1235.0, 0.001235)
+    """
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

@@ -1,0 +1,70 @@
+"""Owns a run of the benchmark: which parts, in which order, where their files go."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from offbeat.bench.bars import PARTS
+from offbeat.bench.machine import Machine
+from offbeat.bench.results import Results
+from offbeat.bench.scale import Scale
+from offbeat.bench.turns import Tell, silent
+from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
+
+EXTRAS = {
+    "numba": "fast",
+    "torch": "torch",
+    "sklearn": "digits",
+    "cloudpickle": "processes",
+    "aiohttp": "serve",
+    "cryptography": "serve",
+    "psutil": "work",
+}
+
+
+class Bench(NamedTuple):
+    """What came out."""
+
+    results: Results
+    machine: dict[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """One object."""
+        return self.results.as_json(self.machine)
+
+
+def bench(parts: Sequence[str], scale: Scale, folder: Path, *, peers: bool = False, tell: Tell = silent) -> Bench:
+    """Run these parts one after the other; files go under `folder`, and are removed again."""
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        raise InvalidValue(f"there is no benchmark {unknown[0]!r}; use {', '.join(PARTS)} or all")
+    machine, results = Machine(), Results(parts)
+    with _scratch(folder) as scratch:
+        for part in parts:
+            _imported(part)(results, scale, tell, Path(scratch))
+        if peers:
+            _imported("peers")(results, scale, tell, folder)
+    for part in parts:
+        results.close(part)
+    return Bench(results, machine.facts())
+
+
+def _scratch(folder: Path) -> "tempfile.TemporaryDirectory[str]":
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(prefix="scratch-", dir=folder, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise OffbeatError(f"cannot write to {folder}: {error.strerror}; choose another folder with --dir") from error
+
+
+def _imported(part: str) -> Callable[[Results, Scale, Tell, Path], None]:
+    """The benchmark of a part; what it needs beyond Offbeat itself is an extra."""
+    try:
+        found: Callable[[Results, Scale, Tell, Path], None] = import_module(f"offbeat.bench.{part}").run
+    except ModuleNotFoundError as error:
+        if error.name in EXTRAS:
+            raise MissingExtra(error.name, EXTRAS[error.name]) from error
+        raise
+    return found

@@ -1,0 +1,34 @@
+"""Owns the benchmark of starting: how long a user waits for the help, and for the first epoch."""
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+from offbeat.bench.results import Results
+from offbeat.bench.scale import Scale
+from offbeat.bench.turns import Tell, take_turns
+from offbeat.errors import OffbeatError
+
+COMMANDS = {"help": ("--help",), "first_epoch": ("simulate", "digits", "--epochs", "1")}
+
+
+def run(results: Results, scale: Scale, tell: Tell, folder: Path) -> None:
+    """Start each so many times."""
+    contestants = {name: partial(starts_per_s, arguments, folder) for name, arguments in COMMANDS.items()}
+    turns = take_turns(contestants, scale.startup_turns, tell, "start-up")
+    for name in COMMANDS:
+        results.put(f"startup_{name}", 1 / turns.median(name))
+    results.note("start-up, a Python that does nothing", 1 / starts_per_s(None, folder), "s")
+
+
+def starts_per_s(arguments: tuple[str, ...] | None, folder: Path) -> float:
+    """How often per second a command could be run to its end."""
+    command = [sys.executable, *(("-c", "pass") if arguments is None else ("-m", "offbeat", *arguments))]
+    begun = perf_counter()
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603 (our own)
+    took = perf_counter() - begun
+    if done.returncode:
+        raise OffbeatError(f"offbeat {' '.join(arguments or ())} failed: {done.stderr.strip()[-300:]}")
+    return 1 / took
