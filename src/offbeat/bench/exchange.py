@@ -1,0 +1,113 @@
+"""Owns one measured exchange of models: a server and eight worker processes, ours or raw, for some seconds.
+
+Rules kept here:
+- All are processes of their own, on the loopback interface; every one that was started is ended, however it ends.
+- Updates count from when every worker had time for its first to the end of the window, by their acknowledgements.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import quantiles
+from time import monotonic
+from typing import NamedTuple
+
+from offbeat.bench.process_tree import Memory, cpu_s, memory
+from offbeat.errors import OffbeatError
+
+WORKERS = 8
+START_S, END_S = 120.0, 60.0
+LOOK_S = 0.05
+UNSYNCED = "offbeat.bench.unsynced"
+"""Runs another module without durability."""
+
+
+class Measured(NamedTuple):
+    """What one exchange showed."""
+
+    updates_per_s: float
+    server_cpu_s: float
+    """Per update."""
+    memory: Memory
+    p50_s: float
+    p99_s: float
+    updates: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """When updates count."""
+
+    begun: float
+    ended: float
+
+    def measured(self, notes: Sequence[tuple[float, float]], cpu: float, most: Memory) -> Measured:
+        """What the workers' notes, and the server's processor time and memory, say of it."""
+        waits = [seconds for moment, seconds in notes if self.begun <= moment < self.ended]
+        if len(waits) < 2:
+            raise OffbeatError(f"{len(waits)} updates were acknowledged in {self.ended - self.begun:.0f} s: too few")
+        cuts = quantiles(waits, n=100, method="inclusive")
+        speed = len(waits) / (self.ended - self.begun)
+        return Measured(speed, cpu / len(waits), most, cuts[49], cuts[98], len(waits))
+
+
+Process = subprocess.Popen[bytes]
+
+
+@contextmanager
+def started(log: Path, *arguments: str, durable: bool = True) -> Iterator[Process]:
+    """A Python module in a process of its own."""
+    with log.open("wb") as out:
+        command = [sys.executable, "-m", *(() if durable else (UNSYNCED,)), *arguments]
+        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)  # noqa: S603 (our own)
+    try:
+        yield process
+    finally:
+        end([process])
+
+
+def end(processes: Sequence[Process]) -> None:
+    """Ask them to end, then make them."""
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    for process in processes:
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait_for(path: Path, process: Process, log: Path) -> str:
+    """What a file says, once it is there."""
+    until = monotonic() + START_S
+    while not path.is_file():
+        if process.poll() is not None or monotonic() > until:
+            raise OffbeatError(f"a process of the benchmark did not start: {log.read_text().strip()[-500:]}")
+        pause(process, LOOK_S)
+    return path.read_text()
+
+
+def pause(process: Process, seconds: float) -> None:
+    """Wait, unless the process ends meanwhile."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+
+
+def window(server: Process, seconds: float) -> tuple[Window, float, Memory]:
+    """Let some time pass; when it was, the processor time of the server meanwhile, its memory."""
+    cpu, begun = cpu_s(server.pid), monotonic()
+    pause(server, seconds)
+    if server.poll() is not None:
+        raise OffbeatError("the server of the benchmark ended before its time")
+    return Window(begun, monotonic()), cpu_s(server.pid) - cpu, memory(server.pid)
+
+
+def notes_of(paths: Sequence[Path]) -> list[tuple[float, float]]:
+    """What all workers noted."""
+    return [(moment, seconds) for path in paths if path.is_file() for moment, seconds in json.loads(path.read_text())]
