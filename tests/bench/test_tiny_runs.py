@@ -17,7 +17,10 @@ from offbeat.bench.results import Results
 from offbeat.bench.run import bench
 from offbeat.bench.scale import QUICK
 from offbeat.bench.served import ours, raw
+from offbeat.bench.tasks import DEVICES, small_cnn
 from offbeat.bench.turns import silent
+from offbeat.core.kernel import Updater
+from offbeat.sim.executors import Inline
 from offbeat.tasks.digits import digits
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +56,7 @@ def test_kernel() -> None:
 
 def test_a_pass_of_the_benchmark_gives_the_bits_of_one_by_one() -> None:
     at_once, single = kernel.Mixing(1000, 4), kernel.Mixing(1000, 4)
-    with kernel.Updater(2) as updater:
+    with Updater(2) as updater:
         at_once.one_pass(updater, 4)
         single.one_by_one(updater, 4)
     np.testing.assert_array_equal(at_once.w, single.w)
@@ -81,8 +84,8 @@ def test_a_small_simulation_and_the_plain_loop() -> None:
 
 def test_a_larger_simulation_inline() -> None:
     for make in large.MAKE.values():
-        assert make(1).devices == large.DEVICES
-    assert large.simulated(large.Inline(large.small_cnn(1)), 2) > 0
+        assert make(1).devices == DEVICES
+    assert large.simulated(Inline(small_cnn(1)), 2) > 0
 
 
 def test_events(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ class Bar(NamedTuple):
 
 TRIAD = "triad, same size and threads"
 ONE_THREAD, TWO_THREADS = "plain loop, one thread", "plain loop, two threads"
+PEERS = ("APPFL", "Flower")
 KERNEL = (
     Bar("kernel_one_1e6", "mixing one update, 1e6, 2 threads", "GB/s", TRIAD, 0.9),
     Bar("kernel_one_1e7", "mixing one update, 1e7, 2 threads", "GB/s", TRIAD, 0.9),

@@ -8,7 +8,7 @@ Rules kept here:
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from offbeat.bench.bars import BARS, PARTS, Bar
+from offbeat.bench.bars import BARS, PARTS, PEERS, Bar
 from offbeat.bench.turns import Turns
 
 DIGITS = 4
@@ -74,7 +74,8 @@ class Results:
         """A part is over: what it left open was not asked for."""
         for bar in PARTS[part]:
             if self.figures[bar.key] == Figure():
-                self.figures[bar.key] = Figure(why_not="not measured at this size of the benchmark")
+                why = "a peer, and --peers was not given" if bar.reference in PEERS else "not measured at this size"
+                self.figures[bar.key] = Figure(why_not=why)
 
     def as_json(self, machine: Mapping[str, Any]) -> dict[str, Any]:
         """One key per bar, and what else is known."""

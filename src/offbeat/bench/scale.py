@@ -33,7 +33,10 @@ class Scale:
     """Without durability and with TLS, too?"""
     idle_workers: int
     startup_turns: int
-    peer_s: float = 150.0
+    peer_turns: int = 2
+    peer_net_s: float = 20.0
+    """Seconds for which a peer's updates are counted; they are few."""
+    peer_s: float = 300.0
     """A peer that has not answered by then is given up."""
 
 
@@ -76,4 +79,5 @@ QUICK = Scale(
     net_variants=False,
     idle_workers=500,
     startup_turns=1,
+    peer_turns=1,
 )

@@ -1,0 +1,35 @@
+"""What APPFL loads from a file, by name; it executes the file anew each time, and `work` only once."""
+
+from typing import Any
+
+import work
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+
+class Loss(nn.Module):
+    """Cross-entropy."""
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """The mean over a batch."""
+        return nn.functional.cross_entropy(scores, targets)
+
+
+def accuracy(targets: Any, scores: Any) -> float:
+    """The share that is right."""
+    return float((scores.argmax(axis=1) == targets).mean())
+
+
+def dataset(device: int) -> tuple[Any, Any]:
+    """One device's data, and none to validate on."""
+    return TensorDataset(*work.digits()[device]), None
+
+
+def perceptron() -> nn.Module:
+    """S."""
+    return work.perceptron()
+
+
+def untrained(mb: int) -> nn.Module:
+    """So many megabytes."""
+    return work.Untrained(mb)

@@ -1,0 +1,94 @@
+"""Updates per second of Flower's SuperLink and eight SuperNodes that train nothing, without TLS.
+
+flower_net.py PYTHON MB SECONDS FOLDER starts all from the environment of that interpreter, and prints what it found.
+"""
+
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+from spawned import Cast, lines, tell, watched
+
+WORKERS = 8
+HOST = "127.0.0.1"
+PROJECT = """
+[project]
+name = "untrained"
+version = "1.0.0"
+license = "MIT"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "bench"
+
+[tool.flwr.app.components]
+serverapp = "untrained.app:server"
+clientapp = "untrained.app:app"
+
+[tool.flwr.app.config]
+"""
+CONNECTION = """
+[superlink]
+default = "bench"
+
+[superlink.bench]
+address = "{address}"
+insecure = true
+"""
+
+
+def main(python: Path, mb: str, seconds: float, folder: Path) -> None:
+    """Start all, let them work, count."""
+    ports = _free_ports(WORKERS + 1)
+    address, notes = f"{HOST}:{ports[0]}", folder / "notes"
+    _write_project(folder, address)
+    around = {
+        "FLWR_HOME": str(folder / "home"),
+        "BENCH_MB": mb,
+        "BENCH_NOTES": str(notes),
+        "FLWR_TELEMETRY_ENABLED": "0",
+    }
+    around["PATH"] = f"{python.parent}:/usr/local/bin:/usr/bin:/bin"
+    with Cast(folder) as cast:
+
+        def start(name: str, program: str, *arguments: str) -> int:
+            return cast.start(name, [str(python.parent / program), *arguments], around)
+
+        plain = ("--insecure", "--host", HOST, "--port")
+        server = start(
+            "superlink", "flower-superlink", *plain, str(ports[0]), "--disable-runtime-dependency-installation"
+        )
+        cast.wait(lambda: _listens(ports[0]), "the SuperLink's start")
+        for number, port in enumerate(ports[1:]):
+            start(f"supernode-{number}", "flower-supernode", *plain, str(port), "--superlink", address)
+        start("run", "flwr", "run", str(folder / "project"), "bench")
+        cast.wait(lambda: lines([notes]) >= WORKERS, "the first updates")
+        tell(watched([server], lambda: lines([notes]), seconds))
+
+
+def _write_project(folder: Path, address: str) -> None:
+    package = folder / "project" / "untrained"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    shutil.copy(Path(__file__).with_name("flower_app.py"), package / "app.py")
+    (folder / "project" / "pyproject.toml").write_text(PROJECT)
+    (folder / "home").mkdir()
+    (folder / "home" / "config.toml").write_text(CONNECTION.format(address=address))
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as line:
+        return line.connect_ex((HOST, port)) == 0
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), Path(sys.argv[4]))
