@@ -37,6 +37,11 @@ class Bar(NamedTuple):
         return ratio >= (self.bar if self.kind == "ratio" else 1.0)
 
     @property
+    def steady(self) -> bool:
+        """Does it mean something on a busy machine, too? Ratios within a run and memory do, seconds alone do not."""
+        return self.kind == "ratio" or self.unit in ("MB", "KB")
+
+    @property
     def asked(self) -> str:
         """The bar in words.
 

@@ -57,8 +57,9 @@ def regressions(found: Mapping[str, Any], recorded: Mapping[str, float]) -> list
 
 
 def ratios(found: Mapping[str, Any]) -> dict[str, float]:
-    """What is worth recording of a result."""
-    return {key: found[key]["ratio"] for key in BARS if key in found and found[key]["ratio"] is not None}
+    """What is worth recording of a result: what another run, on a busier machine, can be held against."""
+    steady = [key for key, bar in BARS.items() if bar.steady and key in found]
+    return {key: found[key]["ratio"] for key in steady if found[key]["ratio"] is not None}
 
 
 def number(value: float | None) -> str:

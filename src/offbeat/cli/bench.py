@@ -1,6 +1,7 @@
 """Owns `offbeat bench`: measures Offbeat on this machine beside the limit, plain code and the peers."""
 
 import json
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from offbeat.bench.run import Bench
     from offbeat.bench.turns import Tell
 
+TERMINATED = 143
 NAMES = ("kernel", "sim", "net", "startup")
 
 
@@ -43,7 +45,7 @@ def bench(
     from offbeat.bench.scale import FULL, QUICK
 
     recorded = _read(against) if against else {}
-    with _telling() as tell:
+    with _ending(), _telling() as tell:
         found = run([*NAMES] if what == "all" else [what], QUICK if quick else FULL, folder, peers=peers, tell=tell)
     click.echo(report.words(found.results, found.machine))
     if markdown:
@@ -63,6 +65,20 @@ def _refuse_regressions(found: "Bench", recorded: dict[str, float]) -> None:
         click.echo(line, err=True)
     if worse:
         raise SystemExit(1)
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """SIGTERM ends it as Ctrl-C does: every process that was started is ended, too."""
+
+    def end(*_: object) -> None:
+        raise SystemExit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
