@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import offbeat.bench.run
 from offbeat.bench import report
 from offbeat.bench.bars import BARS, PARTS, Bar
 from offbeat.bench.machine import Machine, memory_available
@@ -13,7 +14,7 @@ from offbeat.bench.results import Results
 from offbeat.bench.run import bench
 from offbeat.bench.scale import QUICK
 from offbeat.bench.turns import Turns, rate, take_turns
-from offbeat.errors import InvalidValue
+from offbeat.errors import InvalidValue, OffbeatError
 
 ROOT = Path(__file__).parents[2]
 IN_THE_ISSUE = {
@@ -163,6 +164,23 @@ def test_the_machine_says_what_it_is() -> None:
     assert facts["cores"] >= 1
     assert {"date", "cpu", "load_at_start", "load_at_end", "commit", "packages"} <= facts.keys()
     assert memory_available() > 1 << 20
+
+
+def test_a_part_that_fails_does_not_take_the_others_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def part(name: str) -> Any:
+        def run(results: Results, *_: Any) -> None:
+            results.put(next(bar.key for bar in PARTS[name]), 1.0, 2.0)
+            if name == "kernel":
+                raise OffbeatError("out of order")
+
+        return run
+
+    monkeypatch.setattr(offbeat.bench.run, "_imported", part)
+    found = bench(["kernel", "startup"], QUICK, tmp_path).as_json()
+    assert found["kernel_one_1e6"]["value"] == found["startup_help"]["value"] == 1.0
+    assert found["kernel_one_1e8"]["why_not"] == "kernel: out of order"
+    assert found["startup_first_epoch"]["why_not"] == "not measured at this size"
+    assert found["skipped"] == ["kernel: out of order"]
 
 
 def test_an_unknown_part_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ Rules kept here:
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from offbeat.errors import OffbeatError
 WORKERS = 8
 START_S, END_S = 120.0, 60.0
 LOOK_S = 0.05
+UPDATES_MIN, WINDOWS_MAX = 16, 5
 UNSYNCED = "offbeat.bench.unsynced"
 """Runs another module without durability."""
 
@@ -99,12 +100,18 @@ def pause(process: Process, seconds: float) -> None:
         process.wait(seconds)
 
 
-def window(server: Process, seconds: float) -> tuple[Window, float, Memory]:
-    """Let some time pass; when it was, the processor time of the server meanwhile, its memory."""
-    cpu, begun = cpu_s(server.pid), monotonic()
-    pause(server, seconds)
-    if server.poll() is not None:
-        raise OffbeatError("the server of the benchmark ended before its time")
+def window(server: Process, seconds: float, applied: Callable[[], int]) -> tuple[Window, float, Memory]:
+    """Let some time pass, or a few times that where updates are slow to come.
+
+    Returns when it was, the processor time of the server meanwhile, and its memory.
+    """
+    cpu, begun, before = cpu_s(server.pid), monotonic(), applied()
+    for _ in range(WINDOWS_MAX):
+        pause(server, seconds)
+        if server.poll() is not None:
+            raise OffbeatError("the server of the benchmark ended before its time")
+        if applied() - before >= UPDATES_MIN:
+            break
     return Window(begun, monotonic()), cpu_s(server.pid) - cpu, memory(server.pid)
 
 

@@ -70,6 +70,10 @@ class Results:
         for key in keys:
             self.figures[key] = Figure(why_not=why)
 
+    def give_up(self, part: str, why: str) -> None:
+        """A part went wrong: what it has not measured stays open, and why is said."""
+        self.skip(why, *(bar.key for bar in PARTS.get(part, ()) if self.figures[bar.key] == Figure()))
+
     def close(self, part: str) -> None:
         """A part is over: what it left open was not asked for."""
         for bar in PARTS[part]:

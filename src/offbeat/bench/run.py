@@ -41,11 +41,13 @@ def bench(parts: Sequence[str], scale: Scale, folder: Path, *, peers: bool = Fal
     if unknown:
         raise InvalidValue(f"there is no benchmark {unknown[0]!r}; use {', '.join(PARTS)} or all")
     machine, results = Machine(), Results(parts)
+    ready = {part: _imported(part) for part in (*parts, *(("peers",) if peers else ()))}
     with _scratch(folder) as scratch:
-        for part in parts:
-            _imported(part)(results, scale, tell, Path(scratch))
-        if peers:
-            _imported("peers")(results, scale, tell, folder)
+        for part, run in ready.items():
+            try:
+                run(results, scale, tell, folder if part == "peers" else Path(scratch))
+            except OffbeatError as error:  # what was measured before, and what comes after, is worth having
+                results.give_up(part, f"{part}: {error}")
     for part in parts:
         results.close(part)
     return Bench(results, machine.facts())

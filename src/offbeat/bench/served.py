@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from offbeat.bench.exchange import LOOK_S, WORKERS, Measured, Process, end, notes_of, pause, started, wait_for, window
 from offbeat.bench.raw import RECORD, RECORDS
@@ -60,9 +59,9 @@ class Served:
     task: Path
     http: Http
 
-    def status(self) -> dict[str, Any]:
-        """What the server says of itself."""
-        return self.http.call("GET", "/v1/status")
+    def applied(self) -> int:
+        """Updates that the server says it has applied."""
+        return int(self.http.call("GET", "/v1/status")["applied"])
 
 
 @contextmanager
@@ -93,11 +92,11 @@ def ours(folder: Path, size: int, seconds: float, *, durable: bool = True, tls: 
     with serving(folder, size, durable=durable, access=access) as served:
         with ExitStack() as stack:
             workers = [_worker(stack, served, path, access, durable=durable) for path in notes]
-            _until(served.process, lambda: int(served.status()["applied"]) >= WORKERS)
-            when, cpu, most = window(served.process, seconds)
+            _until(served.process, lambda: served.applied() >= WORKERS)
+            when, cpu, most = window(served.process, seconds, served.applied)
             end(workers)
         found = when.measured(notes_of(notes), cpu, most)
-        if served.status()["applied"] < found.updates:
+        if served.applied() < found.updates:
             raise OffbeatError("more updates were acknowledged than applied; this must not happen")
     return found
 
@@ -117,8 +116,12 @@ def raw(folder: Path, size: int, seconds: float, *, durable: bool = True, outbox
             kept = ("--outbox", str(path.with_suffix(".update"))) if outbox else ()
             arguments = ("worker", length, str(path), "--port", found, "--stop", str(stop), *kept)
             workers.append(stack.enter_context(started(path.with_suffix(".log"), module, *arguments)))
-        _until(server, lambda: (folder / RECORDS).stat().st_size >= WORKERS * len(RECORD))
-        when, cpu, most = window(server, seconds)
+
+        def applied() -> int:
+            return (folder / RECORDS).stat().st_size // len(RECORD)
+
+        _until(server, lambda: applied() >= WORKERS)
+        when, cpu, most = window(server, seconds, applied)
         stop.touch()
         for worker in workers:
             pause(worker, WARM_S)
