@@ -156,7 +156,7 @@ def test_what_is_recorded_are_figures_that_exist() -> None:
     recorded = json.loads((ROOT / "benchmarks" / "recorded.json").read_text())
     assert recorded.keys() <= BARS.keys()
     assert all(BARS[key].steady for key in recorded)
-    assert len(recorded) > 10
+    assert len(recorded) > 5
 
 
 def test_the_machine_says_what_it_is() -> None:
