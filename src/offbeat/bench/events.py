@@ -15,7 +15,7 @@ from offbeat.bench.results import Results
 from offbeat.bench.scale import Scale
 from offbeat.bench.turns import Tell, take_turns
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.messages import Decision, Evaluated, Lease, UpdateArrived
+from offbeat.protocol.messages import Decision, Evaluated, Lease, Spent, UpdateArrived
 from offbeat.settings import Settings
 from offbeat.sim import choose
 from offbeat.sim.engine import Engine
@@ -39,9 +39,9 @@ class NoVectors:
         """Nothing has to be waited for."""
         return None
 
-    def arrived(self, lease: Lease, at: float) -> UpdateArrived:
+    def arrived(self, lease: Lease, at: float, spent: Spent | None) -> UpdateArrived:
         """An update that is fine."""
-        return UpdateArrived(at, lease.worker, lease.task, samples=10, gradients=10)
+        return UpdateArrived(at, lease.worker, lease.task, samples=10, gradients=10, spent=spent)
 
     def mix(self, decision: Decision) -> None:
         """Nothing to mix."""
