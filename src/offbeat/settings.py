@@ -104,7 +104,7 @@ class Settings:
     seed: int = _setting(0, "One seed, one run.")
     executor: str = _setting(
         "auto",
-        "Where trainings run: auto, inline, batched, processes[:N], batched+processes[:N], ray[:N] or ray[:N]+batched.",
+        "How trainings run: auto, inline, compiled, [batched+]processes[:N], batched, ray[:N] or ray[:N]+batched.",
     )
     ray_address: str | None = _setting(
         None, "With ray: HOST:PORT of a cluster, or auto. [default: RAY_ADDRESS, else a Ray of its own]"

@@ -1,5 +1,6 @@
-"""Owns the executor that trains together, in one tensor program and one thread, whatever waits to be trained; or in
-one such program in each of several processes, here or on a Ray cluster.
+"""Owns the executors that train together whatever waits to be trained: `batched`, in one tensor program and one thread,
+or in one such program in each of several processes, here or on a Ray cluster; `compiled`, each training in a compiled
+loop of its own, over the cores.
 
 Rules kept here:
 - Nothing is trained before a result is needed; then everything that was submitted and is not done is trained with it.
@@ -29,6 +30,19 @@ class Batchable(Task, Protocol):
         ...
 
 
+@runtime_checkable
+class Compilable(Task, Protocol):
+    """A task that may be able to train in compiled loops."""
+
+    def compilable(self) -> str | None:
+        """Why it cannot; None where it can."""
+        ...
+
+    def train_compiled(self, jobs: Sequence[tuple[Model, Work]], threads: int) -> list[tuple[Model, Trained]]:
+        """(x_new, report) of every (x_tau, work), in order."""
+        ...
+
+
 class Spread(Protocol):
     """Processes that train together what each is given."""
 
@@ -47,6 +61,11 @@ def obstacle(task: Task) -> str | None:
     return task.batchable() if isinstance(task, Batchable) else f"{type(task).__name__} has no `train_many`"
 
 
+def compiling_obstacle(task: Task) -> str | None:
+    """Why trainings of this task cannot be compiled; None where they can."""
+    return task.compilable() if isinstance(task, Compilable) else f"{type(task).__name__} has no `train_compiled`"
+
+
 class Batched:
     """Trains all that was submitted, together, when the first of it is needed: here, or spread over processes."""
 
@@ -54,8 +73,10 @@ class Batched:
         reason = obstacle(task)
         if reason is not None or not isinstance(task, Batchable):
             raise InvalidValue(f"this task cannot be batched: {reason}; use the executor `inline` or `processes`")
-        self.task, self.over = task, over
+        self.task: Task = task
+        self.over = over
         self.name = "batched" if over is None else over.batched_name
+        self._where: Batchable | Spread = over or task
         self.jobs = self.programs = 0
         self._waiting: dict[Job, None] = {}
 
@@ -80,13 +101,15 @@ class Batched:
         if not needed:
             return
         batch = [*(self._waiting | dict.fromkeys(needed))]
-        where: Batchable | Spread = self.over or self.task
-        results, programs = where.train_many([(job.x_tau, job.work) for job in batch])
+        results, programs = self._trained([(job.x_tau, job.work) for job in batch])
         for job, (x_new, trained) in zip(batch, results, strict=True):
             job.update = Update(x_new.freeze(), job.work, trained)
         self._waiting.clear()
         self.jobs += len(batch)
         self.programs += programs
+
+    def _trained(self, jobs: Sequence[tuple[Model, Work]]) -> tuple[list[tuple[Model, Trained]], int]:
+        return self._where.train_many(jobs)
 
     def cancel(self, job: Job) -> None:
         """Do not train it, if it still waits."""
@@ -105,3 +128,20 @@ class Batched:
         """End the processes, if there are any."""
         if self.over is not None:
             self.over.close()
+
+
+class Compiled(Batched):
+    """Trains all that was submitted when the first of it is needed, each in a compiled loop, over some threads."""
+
+    def __init__(self, task: Task, threads: int) -> None:
+        reason = compiling_obstacle(task)
+        if reason is not None or not isinstance(task, Compilable):
+            raise InvalidValue(f"this task cannot be compiled: {reason}; use the executor `auto` or `inline`")
+        self.task, self.threads, self.over = task, threads, None
+        self.name = "compiled"
+        self.jobs = self.programs = 0
+        self._compilable = task
+        self._waiting = {}
+
+    def _trained(self, jobs: Sequence[tuple[Model, Work]]) -> tuple[list[tuple[Model, Trained]], int]:
+        return self._compilable.train_compiled(jobs, self.threads), 1

@@ -14,7 +14,7 @@ from offbeat.errors import InvalidValue
 from offbeat.method import DEVICES
 from offbeat.protocol.messages import Lease
 from offbeat.settings import Settings
-from offbeat.sim.batched import Batched, obstacle
+from offbeat.sim.batched import Batched, Compiled, compiling_obstacle, obstacle
 from offbeat.sim.devices import device_model
 from offbeat.sim.executors import Executor, Inline
 from offbeat.sim.holding import CannotTravel
@@ -23,6 +23,7 @@ from offbeat.sim.processes import Processes, cores
 from offbeat.sim.sources import Fleet, Sampled, Source
 from offbeat.task import Task, Work
 
+COMPILED_PARAMETERS_MAX = 65_536
 BATCHED_PARAMETERS_MAX = 65_536
 PROCESSES_PARAMETERS_MIN = 50_000
 
@@ -121,7 +122,7 @@ class Chosen(NamedTuple):
 
 
 SPEC = re.compile(
-    r"(?P<inline>inline)|(?P<batched>batched)|(?P<together>batched\+)?(?P<processes>processes)(:(?P<count>[1-9]\d*))?"
+    r"(?P<inline>inline)|(?P<compiled>compiled)|(?P<batched>batched)|(?P<together>batched\+)?(?P<processes>processes)(:(?P<count>[1-9]\d*))?"
     r"|(?P<ray>ray)(:(?P<actors>[1-9]\d*))?(?P<each>\+batched)?"
 )
 
@@ -140,12 +141,15 @@ def executor_of(
     asked = SPEC.fullmatch(spec)
     if asked is None:
         raise InvalidValue(
-            f"executor {spec!r} is unknown; use auto, inline, batched, processes, processes:N, batched+processes[:N], "
-            "ray[:N] or ray[:N]+batched"
+            f"executor {spec!r} is unknown; use auto, inline, compiled, batched, processes, processes:N, "
+            "batched+processes[:N], ray[:N] or ray[:N]+batched"
         )
     reason = obstacle(task) if asked["batched"] or asked["together"] or asked["each"] else None
     if reason is not None:
         return _instead(task, f"cannot be batched: {reason}")
+    reason = compiling_obstacle(task) if asked["compiled"] else None
+    if reason is not None:
+        return _instead(task, f"cannot be compiled: {reason}")
     try:
         return Chosen(_named(task, asked, wishes))
     except CannotTravel as error:
@@ -159,6 +163,8 @@ def _named(task: Task, asked: re.Match[str], wishes: Wishes) -> Executor:
     if asked["processes"]:
         processes = Processes(task, int(asked["count"]) if asked["count"] else None)
         return Batched(task, processes) if asked["together"] else processes
+    if asked["compiled"]:
+        return Compiled(task, cores())
     return Batched(task) if asked["batched"] else Inline(task)
 
 
@@ -167,6 +173,8 @@ def _instead(task: Task, reason: str) -> Chosen:
 
 
 def _suitable(task: Task, parameters: int, in_flight_max: int) -> Executor:
+    if parameters <= COMPILED_PARAMETERS_MAX and compiling_obstacle(task) is None:
+        return Compiled(task, cores())
     if in_flight_max > 1 and parameters <= BATCHED_PARAMETERS_MAX and obstacle(task) is None:
         return Batched(task)
     if in_flight_max > 1 and parameters >= PROCESSES_PARAMETERS_MIN and cores() > 1:

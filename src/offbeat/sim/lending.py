@@ -11,7 +11,7 @@ from typing import Any
 from offbeat.core.layout import Model
 from offbeat.loading import OFFERED, OVERRIDES, load, takes_seed
 from offbeat.settings import Settings
-from offbeat.sim.batched import Batched
+from offbeat.sim.batched import Batched, Compiled
 from offbeat.sim.choose import ANYWHERE
 from offbeat.sim.executors import Evaluation, Executor, Inline, Job, Pending
 from offbeat.sim.processes import Processes
@@ -100,6 +100,8 @@ class Executors:
         if settings.executor == "auto" and isinstance(executor, Processes) and not self.alone:
             executor.close()
             return Inline(executor.task)
+        if isinstance(executor, Compiled) and not self.alone:
+            executor.threads = 1
         return executor
 
     def keep(self, used: Iterable[Borrowed]) -> None:

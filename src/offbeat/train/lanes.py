@@ -195,7 +195,7 @@ def stream(work: Work) -> np.random.Generator:
 
 def lanes_of(flat: FlatModule, loss: Loss, solver: Solver, load: Load, devices_max: int) -> Lanes | str:
     """The lanes of a task, or one sentence that says why it has none."""
-    found = _obstacle(flat)
+    found = flat_obstacle(flat) or obstacle(flat.module)
     if found is not None:
         return found
     pool, probe = Pool(load, devices_max), Solver(gamma=1.0, rho=0.0, batch_size=solver.batch_size)
@@ -204,7 +204,7 @@ def lanes_of(flat: FlatModule, loss: Loss, solver: Solver, load: Load, devices_m
     with torch.no_grad():
         over_lanes = lane_loss(loss, flat.module(batch[0]), batch[1])
     if isinstance(over_lanes, CrossEntropy):
-        pool.load = _without_ignored(load)
+        pool.load = without_ignored(load)
     lanes = Lanes(Program(flat.module, flat.layout, over_lanes, probe), flat.layout, pool)
     found = _disagreement(lanes, flat, loss, probe, batch)
     lanes.program.solver = solver
@@ -214,8 +214,8 @@ def lanes_of(flat: FlatModule, loss: Loss, solver: Solver, load: Load, devices_m
 def _disagreement(lanes: Lanes, flat: FlatModule, loss: Loss, solver: Solver, batch: Batch) -> str | None:
     """What is wrong with lanes, if anything, when a gradient of device 0 is taken in one of them and without them."""
     x_tau, size = Model(flat.layout, flat.values.numpy().copy()), len(batch[0])
-    alone, again = (_alone(flat, loss, solver, batch, x_tau, seed) for seed in (0, 1))
-    if not np.array_equal(alone, again, equal_nan=True):
+    once, again = (alone(flat, loss, solver, batch, x_tau, seed) for seed in (0, 1))
+    if not np.array_equal(once, again, equal_nan=True):
         return "its loss gives two answers for one batch, as one does that draws random numbers"
     try:
         lane = lanes.lane(0, x_tau, 0, solver, size, np.arange(size)[np.newaxis], np.full(1, size))
@@ -223,19 +223,27 @@ def _disagreement(lanes: Lanes, flat: FlatModule, loss: Loss, solver: Solver, ba
     except Exception as error:  # whatever the user's loss does not like about lanes
         first, _, _ = str(error).strip().partition("\n")
         return f"its loss does not work over lanes: {type(error).__name__}: {first}"
-    tolerance = 1e-3 * np.abs(alone - x_tau.vector).max() + 1e-6 * np.abs(x_tau.vector).max()
-    same = np.allclose(x_new.vector, alone, rtol=0, atol=float(tolerance), equal_nan=True)
+    same = not disagrees(x_new.vector, once, x_tau.vector)
     return None if same else "its model or its loss has another gradient in lanes than alone"
 
 
-def _alone(flat: FlatModule, loss: Loss, solver: Solver, batch: Batch, x_tau: Model, seed: int) -> Vector:
+def disagrees(x_new: Vector, alone: Vector, x_tau: Vector) -> bool:
+    """Is one step from x_tau another one than the same step taken alone, beyond rounding?"""
+    tolerance = 1e-3 * np.abs(alone - x_tau).max() + 1e-6 * np.abs(x_tau).max()
+    return not np.allclose(x_new, alone, rtol=0, atol=float(tolerance), equal_nan=True)
+
+
+def alone(flat: FlatModule, loss: Loss, solver: Solver, batch: Batch, x_tau: Model, seed: int = 0) -> Vector:
+    """Where one step on this batch leads without any lanes."""
     flat.load(x_tau)
     with seeded(np.random.default_rng(seed)):
         solver.solve(flat, loss, [batch], flat.parameters.clone())
     return flat.values.numpy().copy()
 
 
-def _without_ignored(load: Load) -> Load:
+def without_ignored(load: Load) -> Load:
+    """Data of devices, where no class is one that torch would ignore."""
+
     def checked(device: int) -> Batch:
         inputs, targets = load(device)
         if int(targets.min()) < 0:
@@ -247,7 +255,8 @@ def _without_ignored(load: Load) -> Load:
     return checked
 
 
-def _obstacle(flat: FlatModule) -> str | None:
+def flat_obstacle(flat: FlatModule) -> str | None:
+    """What of a module can be laid out neither in lanes nor in a compiled loop; None where all can."""
     if flat.values.device.type != "cpu":
         return f"it trains on {flat.values.device.type}, and lanes are laid out for the CPU"
     if flat.layout.tied:
@@ -257,7 +266,7 @@ def _obstacle(flat: FlatModule) -> str | None:
             return f"parameter {name} is frozen"
     for name, _ in flat.module.named_buffers():
         return f"{name} is a buffer, which lanes do not have"
-    return obstacle(flat.module)
+    return None
 
 
 def _runs(lanes: list[Lane], most: int) -> Iterator[list[Lane]]:

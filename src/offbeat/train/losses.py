@@ -37,7 +37,7 @@ def lane_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> LaneLoss:
     if classes and (loss is nn.functional.cross_entropy or _is_default(loss, nn.CrossEntropyLoss)):
         return CrossEntropy()
     if outputs.shape == targets.shape and (loss is nn.functional.mse_loss or _is_default(loss, nn.MSELoss)):
-        return _Mse()
+        return Mse()
     return _Vectorised(loss)
 
 
@@ -66,7 +66,9 @@ class CrossEntropy:
         return total.log_().sub_(picked).mul_(weights).sum((2, 3))
 
 
-class _Mse:
+class Mse:
+    """torch's mse_loss, with its default arguments."""
+
     weighted = True
 
     def __init__(self) -> None:

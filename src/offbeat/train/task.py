@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue
 from offbeat.task import Trained, Work
+from offbeat.train.compiled import Chain, chain_of
 from offbeat.train.evaluation import (
     EVALUATION_BATCH,
     MIXED,
@@ -241,6 +242,18 @@ class Task:
         with one_thread(), torch.no_grad():
             return lanes.train([(x_tau, work, self._leased(work)) for x_tau, work in jobs])
 
+    def compilable(self) -> str | None:
+        """Why trainings of this task cannot run as a compiled loop; None where they can."""
+        chain = self._chain
+        return chain if isinstance(chain, str) else None
+
+    def train_compiled(self, jobs: Sequence[tuple[Model, Work]], threads: int) -> list[tuple[Model, Trained]]:
+        """Trainings from their x_tau, each in a compiled loop, over so many threads: x_new and report of each."""
+        chain = self._chain
+        if isinstance(chain, str):
+            raise InvalidValue(f"trainings of this task cannot be compiled: {chain}; train one at a time")
+        return chain.train([(x_tau, work, self._leased(work)) for x_tau, work in jobs], threads)
+
     def evaluate(self, model: Model) -> dict[str, float]:
         """Loss and metrics on the test data; empty without test data."""
         return {} if self.test is None else self._measured(model, self.test)
@@ -260,6 +273,11 @@ class Task:
     def _lanes(self) -> Lanes | str:
         with one_thread():
             return lanes_of(self._flat, self.loss, self.solver, self._device_data, DEVICES_CACHED)
+
+    @cached_property
+    def _chain(self) -> Chain | str:
+        with one_thread():
+            return chain_of(self._flat, self.loss, self.solver, self._device_data, DEVICES_CACHED)
 
     @cached_property
     def _flat(self) -> FlatModule:

@@ -1,0 +1,313 @@
+"""Owns the compiled loops that train chains of linear layers, one training after the other, without the GIL.
+
+Rules kept here:
+- Every sum is taken in its natural order and every operation is rounded by itself (no fast-math, no fused
+  multiply-add), so the bits of a training depend on nothing but its own inputs.
+- A weight is held as (inputs, outputs) while it trains: the innermost loops then run over neighbours in memory.
+  Products go four rows and two terms at a time, which changes no sum's order.
+- Batches are filled up with zeros to a multiple of four rows; nothing that counts reads what comes of them.
+
+It needs numba, and is imported only where that is known to be there.
+"""
+
+from collections.abc import Callable
+from math import exp, log, sqrt, tanh
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from offbeat.core.layout import Vector
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Whole = npt.NDArray[np.int64]
+Table = npt.NDArray[np.float32]
+
+INPUTS, OUTPUTS, ACTIVATION, WEIGHT, BIAS, OWN = range(6)
+"""Columns of the table of layers: its sizes, what follows it, where weight and bias lie in a model (-1: no bias), and
+where both lie in the loop's own vector."""
+NONE, RELU, TANH, SIGMOID = range(4)
+"""What may follow a layer."""
+BEGIN, SIZE, ITERATIONS, INDICES, COUNTS = range(5)
+"""Columns of the table of trainings: where the device's samples begin, how large its batches are, how many there are,
+and where the indices and the counts that were drawn for it begin."""
+ROWS = 4
+ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
+
+
+def _compiled(function: Function) -> Function:
+    compiled: Function = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+    return compiled
+
+
+@_compiled
+def _product(
+    y: Vector,
+    y_at: int,
+    x: Vector,
+    x_at: int,
+    row_step: int,
+    term_step: int,
+    w: Vector,
+    w_at: int,
+    rows: int,
+    terms: int,
+    columns: int,
+) -> None:
+    """y (rows, columns) += x (rows, terms) @ w (terms, columns); y and w lie row by row, x in steps."""
+    row = 0
+    while row + ROWS <= rows:
+        lo = y_at + row * columns
+        y0, y1 = y[lo : lo + columns], y[lo + columns : lo + 2 * columns]
+        y2, y3 = y[lo + 2 * columns : lo + 3 * columns], y[lo + 3 * columns : lo + 4 * columns]
+        term = 0
+        while term + 2 <= terms:
+            at = x_at + row * row_step + term * term_step
+            a0, b0 = x[at], x[at + term_step]
+            a1, b1 = x[at + row_step], x[at + row_step + term_step]
+            a2, b2 = x[at + 2 * row_step], x[at + 2 * row_step + term_step]
+            a3, b3 = x[at + 3 * row_step], x[at + 3 * row_step + term_step]
+            lo = w_at + term * columns
+            upper, lower = w[lo : lo + columns], w[lo + columns : lo + 2 * columns]
+            for i in range(columns):
+                u, v = upper[i], lower[i]
+                y0[i] = (y0[i] + a0 * u) + b0 * v
+                y1[i] = (y1[i] + a1 * u) + b1 * v
+                y2[i] = (y2[i] + a2 * u) + b2 * v
+                y3[i] = (y3[i] + a3 * u) + b3 * v
+            term += 2
+        if term < terms:
+            at = x_at + row * row_step + term * term_step
+            a0, a1, a2, a3 = x[at], x[at + row_step], x[at + 2 * row_step], x[at + 3 * row_step]
+            upper = w[w_at + term * columns : w_at + (term + 1) * columns]
+            for i in range(columns):
+                y0[i] += a0 * upper[i]
+                y1[i] += a1 * upper[i]
+                y2[i] += a2 * upper[i]
+                y3[i] += a3 * upper[i]
+        row += ROWS
+    while row < rows:
+        y0 = y[y_at + row * columns : y_at + (row + 1) * columns]
+        for term in range(terms):
+            a0 = x[x_at + row * row_step + term * term_step]
+            upper = w[w_at + term * columns : w_at + (term + 1) * columns]
+            for i in range(columns):
+                y0[i] += a0 * upper[i]
+        row += 1
+
+
+@_compiled
+def _fill(y: Vector, at: int, size: int) -> None:
+    part = y[at : at + size]
+    for i in range(len(part)):
+        part[i] = ZERO
+
+
+@_compiled
+def _activate(y: Vector, kind: int) -> None:
+    if kind == RELU:
+        for i in range(len(y)):
+            y[i] = ZERO if y[i] < ZERO else y[i]
+    elif kind == TANH:
+        for i in range(len(y)):
+            y[i] = np.float32(tanh(y[i]))
+    elif kind == SIGMOID:
+        for i in range(len(y)):
+            y[i] = ONE / (ONE + np.float32(exp(-y[i])))
+
+
+@_compiled
+def _activate_back(d: Vector, y: Vector, kind: int) -> None:
+    """d times the slope of the activation, which its output tells."""
+    if kind == RELU:
+        for i in range(len(y)):
+            d[i] = ZERO if y[i] <= ZERO else d[i]
+    elif kind == TANH:
+        for i in range(len(y)):
+            d[i] = d[i] * (ONE - y[i] * y[i])
+    elif kind == SIGMOID:
+        for i in range(len(y)):
+            d[i] = d[i] * ((ONE - y[i]) * y[i])
+
+
+@_compiled
+def _forward(y: Vector, places: Whole, w: Vector, layers: Whole, count: int) -> None:
+    """Outputs of all layers, from the inputs that lie in front of them."""
+    filled = -(-count // ROWS) * ROWS
+    for number in range(len(layers)):
+        terms, columns, own = layers[number, INPUTS], layers[number, OUTPUTS], layers[number, OWN]
+        at, bias = places[number + 1], w[own + terms * columns : own + (terms + 1) * columns]
+        for row in range(filled):
+            part = y[at + row * columns : at + (row + 1) * columns]
+            for i in range(columns):
+                part[i] = bias[i]
+        _product(y, at, y, places[number], terms, 1, w, own, filled, terms, columns)
+        _activate(y[at : at + filled * columns], layers[number, ACTIVATION])
+
+
+@_compiled
+def _cross_entropy(y: Vector, d: Vector, own: int, share: np.float32) -> float:
+    """The loss of one sample from its scores and its class; leaves its share of the gradient in d."""
+    largest, mass = y[0], ZERO
+    for i in range(1, len(y)):
+        largest = max(largest, y[i])
+    for i in range(len(y)):
+        d[i] = np.float32(exp(y[i] - largest))
+        mass += d[i]
+    for i in range(len(y)):
+        d[i] = d[i] / mass
+    d[own] -= ONE
+    for i in range(len(y)):
+        d[i] *= share
+    return log(np.float64(mass)) - np.float64(y[own] - largest)
+
+
+@_compiled
+def _square(y: Vector, d: Vector, answer: Vector, share: np.float32) -> float:
+    """The mean square of one sample; leaves its share of the gradient in d."""
+    total = 0.0
+    for i in range(len(y)):
+        apart = y[i] - answer[i]
+        total += np.float64(apart) * np.float64(apart)
+        d[i] = apart * share
+    return total / len(y)
+
+
+@_compiled
+def _backward(
+    y: Vector, d: Vector, places: Whole, w: Vector, g: Vector, turned: Vector, layers: Whole, count: int
+) -> None:
+    """Gradients of all layers, from that of the outputs."""
+    _fill(g, 0, len(g))
+    filled = -(-count // ROWS) * ROWS
+    for number in range(len(layers) - 1, -1, -1):
+        terms, columns, own = layers[number, INPUTS], layers[number, OUTPUTS], layers[number, OWN]
+        here, below = places[number + 1], places[number]
+        _activate_back(d[here : here + count * columns], y[here : here + count * columns], layers[number, ACTIVATION])
+        _product(g, own, y, below, 1, terms, d, here, terms, count, columns)
+        if layers[number, BIAS] >= 0:
+            bias = g[own + terms * columns : own + (terms + 1) * columns]
+            for row in range(count):
+                part = d[here + row * columns : here + (row + 1) * columns]
+                for i in range(columns):
+                    bias[i] += part[i]
+        if number:
+            for i in range(columns):
+                part = turned[i * terms : (i + 1) * terms]
+                for term in range(terms):
+                    part[term] = w[own + term * columns + i]
+            _fill(d, here + count * columns, (filled - count) * columns)
+            _fill(d, below, filled * terms)
+            _product(d, below, d, here, columns, 1, turned, 0, filled, columns, terms)
+
+
+@_compiled
+def _step(
+    w: Vector, start: Vector, g: Vector, gamma: np.float32, pull: np.float32, decay: np.float32, clip: float
+) -> None:
+    """`Solver.step`; a layer without bias has zeros in its place, which stay zeros."""
+    if clip < np.inf:
+        square = 0.0
+        for i in range(len(g)):
+            square += np.float64(g[i]) * np.float64(g[i])
+        if sqrt(square) > clip:
+            factor = np.float32(clip / sqrt(square))
+            for i in range(len(g)):
+                g[i] *= factor
+    if decay > ZERO:
+        for i in range(len(g)):
+            g[i] += decay * w[i]
+    for i in range(len(w)):
+        w[i] = (w[i] + pull * (start[i] - w[i])) - gamma * g[i]
+
+
+@_compiled
+def _take(w: Vector, model: Vector, layers: Whole) -> None:
+    """The loop's own vector from a model's: weights are turned."""
+    for number in range(len(layers)):
+        terms, columns, own = layers[number, INPUTS], layers[number, OUTPUTS], layers[number, OWN]
+        at, bias = layers[number, WEIGHT], layers[number, BIAS]
+        for term in range(terms):
+            for i in range(columns):
+                w[own + term * columns + i] = model[at + i * terms + term]
+        for i in range(columns):
+            w[own + terms * columns + i] = model[bias + i] if bias >= 0 else ZERO
+
+
+@_compiled
+def _give(model: Vector, w: Vector, layers: Whole) -> None:
+    """A model's vector from the loop's own."""
+    for number in range(len(layers)):
+        terms, columns, own = layers[number, INPUTS], layers[number, OUTPUTS], layers[number, OWN]
+        at, bias = layers[number, WEIGHT], layers[number, BIAS]
+        for i in range(columns):
+            for term in range(terms):
+                model[at + i * terms + term] = w[own + term * columns + i]
+        if bias >= 0:
+            for i in range(columns):
+                model[bias + i] = w[own + terms * columns + i]
+
+
+@_compiled
+def train_many(
+    first: int,
+    last: int,
+    models: Table,
+    losses: npt.NDArray[np.float64],
+    trainings: Whole,
+    indices: Whole,
+    counts: Whole,
+    rates: Table,
+    layers: Whole,
+    inputs: Table,
+    classes: Whole,
+    answers: Table,
+    decay: np.float32,
+    clip: float,
+) -> None:
+    """Train the models in these places from where they stand, each on its own batches.
+
+    `rates`: gamma, and gamma * rho, of every training. Targets are `classes`; where that is empty, `answers`.
+    `clip` is infinite where gradients are not clipped.
+    """
+    widest, across = ROWS, 0
+    for number in range(first, last):
+        widest = max(widest, trainings[number, SIZE] + ROWS)
+    places = np.zeros(len(layers) + 1, np.int64)
+    for number in range(len(layers)):
+        places[number + 1] = places[number] + widest * layers[number, INPUTS]
+        across = max(across, layers[number, INPUTS] * layers[number, OUTPUTS])
+    last_layer, columns, features = len(layers) - 1, layers[-1, OUTPUTS], layers[0, INPUTS]
+    room = places[-1] + widest * columns
+    weights = layers[last_layer, OWN] + (layers[last_layer, INPUTS] + 1) * columns
+    y, d, turned = np.zeros(room, np.float32), np.zeros(room, np.float32), np.zeros(across, np.float32)
+    w, start, g = np.zeros(weights, np.float32), np.zeros(weights, np.float32), np.zeros(weights, np.float32)
+    for number in range(first, last):
+        _take(w, models[number], layers)
+        _take(start, models[number], layers)
+        size, total = trainings[number, SIZE], 0.0
+        for iteration in range(trainings[number, ITERATIONS]):
+            count = counts[trainings[number, COUNTS] + iteration]
+            at = trainings[number, INDICES] + iteration * size
+            for row in range(count):
+                sample = inputs[trainings[number, BEGIN] + indices[at + row]]
+                part = y[row * features : (row + 1) * features]
+                for i in range(features):
+                    part[i] = sample[i]
+            _fill(y, count * features, (-count % ROWS) * features)
+            _forward(y, places, w, layers, count)
+            lost = 0.0
+            for row in range(count):
+                sample_at = trainings[number, BEGIN] + indices[at + row]
+                lo = places[-1] + row * columns
+                scores, slopes = y[lo : lo + columns], d[lo : lo + columns]
+                if len(classes):
+                    lost += _cross_entropy(scores, slopes, classes[sample_at], ONE / np.float32(count))
+                else:
+                    lost += _square(scores, slopes, answers[sample_at], TWO / np.float32(count * columns))
+            total += lost / count
+            _backward(y, d, places, w, g, turned, layers, count)
+            _step(w, start, g, rates[number, 0], rates[number, 1], decay, clip)
+        _give(models[number], w, layers)
+        losses[number] = total / trainings[number, ITERATIONS]
