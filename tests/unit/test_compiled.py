@@ -18,6 +18,7 @@ from offbeat.task import Trained, Work, solve, start  # noqa: E402
 from offbeat.torch import Task  # noqa: E402
 from offbeat.train import compiled  # noqa: E402
 from offbeat.train.compiled import module_obstacle  # noqa: E402
+from offbeat.train.lanes import stream  # noqa: E402
 
 FEATURES, CLASSES = 7, 3
 SIZES = (1, 4, 11, 30)
@@ -122,7 +123,7 @@ def test_the_bits_are_those_of_sums_in_their_natural_order() -> None:
     work, x_tau = Work(2), start(task, 0)
     ((x_new, _),) = trained(task, [work])
     arrays = {name: array.copy() for name, array in x_tau.items()}
-    solver, rng = task.solver, compiled.stream(work)
+    solver, rng = task.solver, stream(work)
     gamma, pull = np.float32(solver.gamma), np.float32(solver.gamma * solver.rho)
     for batch in solver.batches(len(samples[2][0]), rng):
         inputs, answers = (part[batch] for part in samples[2])
