@@ -130,6 +130,8 @@ class Engine:
         return self.plane.awaited(happening.lease) if isinstance(happening, Arrival) else None
 
     def _evaluation_is_due(self) -> bool:
+        if not self._evaluating:
+            return False
         ahead = 0 if self._over or self.coordinator.needs_evaluation else EVALUATIONS_AHEAD
         return len(self._evaluating) > ahead
 
