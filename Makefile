@@ -16,7 +16,7 @@ demo: $(READY) ## a real server and six real workers, one of them killed
 	@$(BIN)/offbeat demo
 
 test: $(READY) ## all tests but the slow ones
-	@$(BIN)/pytest -q -m "not slow"
+	@$(BIN)/pytest -q -m "not slow" --numprocesses 2 --dist loadfile
 
 test-slow: $(READY) test-flower ## the slow ones
 	@$(BIN)/pytest -q -m slow

@@ -124,6 +124,11 @@ ACTIVATIONS = [
 ]
 
 
+def named(what: object) -> str:
+    """What a test is called by: functions have addresses in their text, which are others in every process."""
+    return getattr(what, "__name__", str(what))
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
 def test_every_activation(activation: nn.Module) -> None:
     agree_with_one_by_one(task_of(lambda: with_activation(activation)), works())
@@ -146,7 +151,7 @@ def test_a_single_layer_is_a_model_too() -> None:
 
 @pytest.mark.parametrize("work", [{"local_iterations": 6}, {"local_passes": 1}, {"local_passes": 3}], ids=str)
 @pytest.mark.parametrize("batch_size", [1, 8, 50])
-@pytest.mark.parametrize("loss", [nn.functional.cross_entropy, nn.CrossEntropyLoss(label_smoothing=0.1)], ids=str)
+@pytest.mark.parametrize("loss", [nn.functional.cross_entropy, nn.CrossEntropyLoss(label_smoothing=0.1)], ids=named)
 def test_unequal_devices_with_short_batches(loss: Any, batch_size: int, work: dict[str, int]) -> None:
     settings: dict[str, Any] = {"local_iterations": None, "local_passes": None, **work}
     given = [Work(device, device) for device in range(11)] + works(5)
@@ -165,7 +170,7 @@ def squares_of_largest(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "loss", [nn.functional.mse_loss, nn.MSELoss(), nn.MSELoss(reduction="sum"), squares_of_largest], ids=str
+    "loss", [nn.functional.mse_loss, nn.MSELoss(), nn.MSELoss(reduction="sum"), squares_of_largest], ids=named
 )
 @pytest.mark.parametrize("data", [numbers, sequences])
 def test_losses_of_numbers(loss: Any, data: Callable[[int], Batch]) -> None:
@@ -180,7 +185,7 @@ def test_losses_of_numbers(loss: Any, data: Callable[[int], Batch]) -> None:
         nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])),
         nn.CrossEntropyLoss(reduction="sum"),
     ],
-    ids=str,
+    ids=named,
 )
 def test_losses_of_classes(loss: Any) -> None:
     agree_with_one_by_one(task_of(loss=loss, clip=0.5), works())
@@ -209,7 +214,7 @@ def test_every_place_gives_the_same_bits(activation: nn.Module, lanes: int, monk
         assert trained == report
 
 
-@pytest.mark.parametrize("loss", [nn.functional.mse_loss, squares_of_largest], ids=str)
+@pytest.mark.parametrize("loss", [nn.functional.mse_loss, squares_of_largest], ids=named)
 @pytest.mark.parametrize("passes", [None, 2])
 def test_the_neighbours_do_not_matter(loss: Any, passes: int | None) -> None:
     iterations = None if passes else 4

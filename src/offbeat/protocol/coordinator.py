@@ -12,7 +12,6 @@ Rules kept here:
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import replace
 from math import inf, isinf
 from typing import Any, assert_never
 
@@ -131,7 +130,8 @@ class Coordinator:
         commands: list[Command] = []
         self._commands = commands
         self._story.append((event, commands))
-        self._end_if_enough()
+        if event.at >= self.plan.until_s:  # all else that can end a run was looked at when it changed
+            self._end_if_enough()
         match event:
             case UpdateArrived():
                 self._arrived(event)
@@ -169,9 +169,10 @@ class Coordinator:
             case _:
                 assert_never(event)
         self._end_if_enough()
-        if not any(map(self._is_awaited, commands)):
+        if not commands or not any(map(self._is_awaited, commands)):
             self._trigger()
-        self._finish_if_done()
+        if self.ending:
+            self._finish_if_done()
         self._wake_next()
         return commands
 
@@ -273,6 +274,7 @@ class Coordinator:
         self._group.restore(state["group"])
         self._gradients_mixed, self._tasks = state["gradients_mixed"], state["tasks"]
         self._held = None if state["held"] is None else (state["held"][0], state["held"][1])
+        self._end_if_enough()  # the plan may ask for less than when the state was taken
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
@@ -336,7 +338,7 @@ class Coordinator:
         answer = self._judge(event)
         self._commands.append(answer)
         if answer.decision and not answer.repeated:
-            self.answers[event.task] = replace(answer, repeated=True)
+            self.answers[event.task] = answer.again()
             if len(self.answers) > self.plan.answers_kept:
                 self.answers.popitem(last=False)
             self._note_conduct(event, answer.outcome)
@@ -580,7 +582,7 @@ class Coordinator:
             self.ending = self.plan.end(self.t_decided, self.gradients, self.at, self.not_finite)
 
     def _finish_if_done(self) -> None:
-        if self.ending and not self.finished and not self.queued and self.t == self.t_decided:
+        if not self.finished and not self.queued and self.t == self.t_decided:
             self.finished = True
             if self.t and self._evaluating != self.t:
                 self._evaluate()
