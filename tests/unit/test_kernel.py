@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.core import kernel
-from offbeat.core.kernel import CHUNK, LANES, THREADS_MAX, Measure, Term, Updater, mixed
+from offbeat.core.kernel import CHUNK, FUSED, LANES, THREADS_MAX, Measure, Term, Updater, mixed
 from offbeat.core.layout import Array, Model, Vector
 from offbeat.core.rules import Mix
 from offbeat.errors import InvalidValue, NotFinite
@@ -103,6 +103,26 @@ def test_same_bits_in_place_or_not_queued_or_one_by_one(
     assert same_bits(w, normal(size, seed))
 
 
+PLAIN_MIXES = [Mix(1.0 - 0.1 * j, 0.1 * j, 0.0, True) for j in range(1, 10)]
+OTHERS = [Mix(0.0, 1.0, 0.0, True), Mix(0.7, 0.0, 0.0, True), Mix(1.0, 0.3, -0.3, True), Mix(0.0, 0.0, 0.0, True)]
+QUEUES = [
+    *(PLAIN_MIXES[:count] for count in range(FUSED, 10)),
+    *([*PLAIN_MIXES[:place], other, *PLAIN_MIXES[place:]] for other in OTHERS for place in (0, 1, 4, 6)),
+]
+
+
+@pytest.mark.parametrize("size", [1, 9, CHUNK + 1])
+@pytest.mark.parametrize("mixes", QUEUES)
+def test_same_bits_where_several_are_mixed_in_one_loop(updater: Updater, size: int, mixes: list[Mix]) -> None:
+    terms = [Term(mix, normal(size, 1 + j), normal(size, 50 + j)) for j, mix in enumerate(mixes)]
+    w, out = normal(size), np.empty(size, np.float32)
+    expected = chain(PLAIN, w, terms)[-1]
+    updater.mix(out, w, terms)
+    updater.mix(w, w, terms)
+    assert same_bits(out, expected)
+    assert same_bits(w, expected)
+
+
 @pytest.mark.parametrize("size", [1, 7, LANES, CHUNK + 1])
 def test_alpha_0_and_alpha_1_are_exact(updater: Updater, size: int) -> None:
     w, x_new, out = normal(size), normal(size, 1), np.empty(size, np.float32)
@@ -164,8 +184,9 @@ def test_the_mix_stays_in_the_hull_and_keeps_a_fixed_point(
     assert (abs(fixed.astype(np.float64) - w) <= 2 * np.spacing(abs(w))).all()
 
 
+B = 1 + 2.0**-11
 A = 1 + 2.0**-12  # A*A = 1 + 2^-11 + 2^-24, and float32 drops the last term
-FUSED = [
+ROUNDED_TWICE = [
     (Mix(A, 1.0, 0.0, True), (A, -(1 + 2.0**-11), 0.0)),
     (Mix(1.0, A, 0.0, True), (-(1 + 2.0**-11), A, 0.0)),
     (Mix(1.0, 0.0, A, True), (-(1 + 2.0**-11), 0.0, A)),
@@ -173,13 +194,26 @@ FUSED = [
 ]
 
 
-@pytest.mark.parametrize(("mix", "values"), FUSED)
+@pytest.mark.parametrize(("mix", "values"), ROUNDED_TWICE)
 def test_no_multiply_and_add_is_fused(updater: Updater, mix: Mix, values: tuple[float, float, float]) -> None:
     exact = sum(Fraction(c) * Fraction(v) for c, v in zip(mix[:3], values, strict=True))
     assert np.float32(float(exact)) == np.float32(2.0**-24)  # what a fused operation would give
     w, x_new, x_tau = (np.full(1000, value, np.float32) for value in values)
     out = np.empty_like(w)
     updater.mix(out, w, [Term(mix, x_new, x_tau)])
+    assert not out.any()
+
+
+@pytest.mark.parametrize("place", range(FUSED))
+@pytest.mark.parametrize(("keep", "w_then", "new", "value"), [(A, A, 1.0, -B), (1.0, -B, A, A)])
+def test_none_is_fused_where_several_are_mixed_in_one_loop(
+    updater: Updater, place: int, keep: float, w_then: float, new: float, value: float
+) -> None:
+    """The others leave w as it is, to the bit: 1 * w + 1 * 0."""
+    w, out, zeros = np.full(1000, w_then, np.float32), np.empty(1000, np.float32), np.zeros(1000, np.float32)
+    terms = [Term(Mix(1.0, 1.0, 0.0, True), zeros)] * FUSED
+    terms[place] = Term(Mix(keep, new, 0.0, True), np.full(1000, value, np.float32))
+    updater.mix(out, w, terms)
     assert not out.any()
 
 

@@ -6,7 +6,7 @@ Rules kept here:
   gives w, bit for bit; the lerp form w + a*(x_new - w) would not. Coefficients arrive as float64 and are rounded to
   float32 once, each for itself.
 - Work is cut into fixed chunks that fit a core's cache. Several queued updates are applied chunk by chunk in one
-  pass over memory, with the bits of one by one.
+  pass over memory, four of the usual kind in one loop, with the bits of one by one.
 - Norms are float64, summed within a fixed chunk over fixed lanes and then over the chunks in their order: the number
   of threads does not change them.
 - Compiled code and blocked numpy give the same bits (no fast-math, no fused multiply-add). Compiled functions are
@@ -34,6 +34,8 @@ except ImportError:  # the `fast` extra is not installed: blocked numpy does the
 
 CHUNK = 32_768
 LANES = 256
+FUSED = 4
+"""Terms that are mixed in one loop."""
 THREADS_MAX = 64
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -100,7 +102,8 @@ class Updater:
         if self.compiled:
             addresses = np.array([[_address(t.x_new), _address(t.x_tau)] for t in terms], np.uintp)
             coefficients = np.array([t.mix[:3] for t in terms], np.float32)
-            self._shards(w.size, lambda lo, hi: _mix_compiled(out, w, addresses, coefficients, sums, lo, hi))
+            vectors, in_place = (out, w, addresses, coefficients, sums), _address(out) == _address(w)
+            self._shards(w.size, lambda lo, hi: _mix_compiled(*vectors, in_place, lo, hi))
         else:
             self._shards(w.size, lambda lo, hi: _mix_numpy(out, w, terms, sums, lo, hi))
         return [_measured(*term) for term in sums]
@@ -241,12 +244,17 @@ def _sum_squares_numpy(values: npt.NDArray[np.float64]) -> float:
 # --- compiled --------------------------------------------------------------------------------------------------------
 
 
-def _compiled(function: Function) -> Function:
+def _compiled(function: Function, **options: Any) -> Function:
     """The function compiled by numba, without the GIL; as it is where numba is missing, and then never called."""
     if numba is None:
         return function
-    compiled: Function = numba.njit(nogil=True, cache=True)(function)
+    compiled: Function = numba.njit(nogil=True, cache=True, **options)(function)
     return compiled
+
+
+def _inlined(function: Function) -> Function:
+    """Likewise, as a part of whoever calls it: what is known there about its vectors makes it faster."""
+    return _compiled(function, inline="always")
 
 
 def _pointer_from_address() -> Any:
@@ -267,10 +275,10 @@ _pointer = _pointer_from_address()
 
 
 @_compiled
-def _vector_at(address: int, size: int) -> Vector:
-    """The float32 vector at an address: how any number of updates is passed to one compiled function."""
-    array: Vector = numba.carray(_pointer(address), (size,))
-    return array
+def _vector_at(address: int, lo: int, size: int) -> Vector:
+    """Some of the float32 vector at an address: how any number of updates is passed to one compiled function."""
+    array: Vector = numba.carray(_pointer(address), (lo + size,))
+    return array[lo:]
 
 
 @_compiled
@@ -280,6 +288,7 @@ def _mix_compiled(
     addresses: npt.NDArray[np.uintp],
     coefficients: Vector,
     sums: Sums,
+    in_place: bool,
     start: int,
     stop: int,
 ) -> None:
@@ -287,19 +296,64 @@ def _mix_compiled(
     lanes = np.empty(LANES)
     for lo in range(start, stop, CHUNK):
         hi = min(lo + CHUNK, stop)
-        here = out[lo:hi]
-        for j in range(len(addresses)):
-            source = w[lo:hi] if j == 0 else here
+        here, source = out[lo:hi], w[lo:hi]
+        j = 0
+        while j < len(addresses):
             if len(sums):
-                before[: hi - lo] = source
-            x_new = _vector_at(addresses[j, 0], w.size)[lo:hi]
-            x_tau = _vector_at(addresses[j, 1], w.size)[lo:hi] if coefficients[j, 2] != 0 else x_new
-            _combine(here, source, x_new, x_tau, coefficients[j, 0], coefficients[j, 1], coefficients[j, 2])
+                for i in range(hi - lo):
+                    before[i] = source[i] if j == 0 else here[i]
+            together = FUSED if len(sums) == 0 and _are_plain(coefficients[j : j + FUSED]) else 1
+            # Where source and out are one and the same, the compiler must see it: else it takes the slow loop.
+            if j == 0 and not in_place:
+                _step(here, source, addresses[j:], coefficients[j:], lo, together)
+            else:
+                _step(here, here, addresses[j:], coefficients[j:], lo, together)
             if len(sums):
                 _sum_chunk(here, before, lanes, sums[j], lo // CHUNK)
+            j += together
 
 
 @_compiled
+def _are_plain(coefficients: Vector) -> bool:
+    """Are there enough terms to take them together, all of the usual kind: something of w, something of x_new?"""
+    if len(coefficients) < FUSED:
+        return False
+    for j in range(FUSED):
+        if coefficients[j, 0] == 0 or coefficients[j, 1] == 0 or coefficients[j, 2] != 0:
+            return False
+    return True
+
+
+@_inlined
+def _step(
+    out: Vector, source: Vector, addresses: npt.NDArray[np.uintp], coefficients: Vector, lo: int, together: int
+) -> None:
+    """Mix the first term, or so many at once, into a chunk that begins at `lo`."""
+    if together == FUSED:
+        _combine_four(out, source, addresses, coefficients, lo)
+    else:
+        x_new = _vector_at(addresses[0, 0], lo, len(out))
+        x_tau = _vector_at(addresses[0, 1], lo, len(out)) if coefficients[0, 2] != 0 else x_new
+        _combine(out, source, x_new, x_tau, coefficients[0, 0], coefficients[0, 1], coefficients[0, 2])
+
+
+@_inlined
+def _combine_four(out: Vector, source: Vector, addresses: npt.NDArray[np.uintp], coefficients: Vector, lo: int) -> None:
+    """Four plain terms in one loop: w stays in a register, and every product and sum is rounded as one by one."""
+    x_1 = _vector_at(addresses[0, 0], lo, len(out))
+    x_2 = _vector_at(addresses[1, 0], lo, len(out))
+    x_3 = _vector_at(addresses[2, 0], lo, len(out))
+    x_4 = _vector_at(addresses[3, 0], lo, len(out))
+    keep_1, keep_2, keep_3, keep_4 = coefficients[0, 0], coefficients[1, 0], coefficients[2, 0], coefficients[3, 0]
+    new_1, new_2, new_3, new_4 = coefficients[0, 1], coefficients[1, 1], coefficients[2, 1], coefficients[3, 1]
+    for i in range(len(out)):
+        value = keep_1 * source[i] + new_1 * x_1[i]
+        value = keep_2 * value + new_2 * x_2[i]
+        value = keep_3 * value + new_3 * x_3[i]
+        out[i] = keep_4 * value + new_4 * x_4[i]
+
+
+@_inlined
 def _combine(  # noqa: C901 (each case is one loop)
     out: Vector, source: Vector, x_new: Vector, x_tau: Vector, keep: np.float32, new: np.float32, base: np.float32
 ) -> None:
@@ -315,10 +369,10 @@ def _combine(  # noqa: C901 (each case is one loop)
     elif base != 0:
         for i in range(len(out)):
             out[i] = base * x_tau[i]
-        return
     else:
-        out[:] = 0
-    if base != 0:
+        for i in range(len(out)):
+            out[i] = 0
+    if base != 0 and (keep != 0 or new != 0):
         for i in range(len(out)):
             out[i] = out[i] + base * x_tau[i]
 
