@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.core import kernel
-from offbeat.core.kernel import CHUNK, FUSED, LANES, THREADS_MAX, Measure, Term, Updater, mixed
+from offbeat.core.kernel import CHUNK, FUSED, LANES, STRIDE, THREADS_MAX, Measure, Term, Updater, mixed
 from offbeat.core.layout import Array, Model, Vector
 from offbeat.core.rules import Mix
 from offbeat.errors import InvalidValue, NotFinite
@@ -253,6 +253,20 @@ def test_what_is_not_finite_is_seen_anywhere(updater: Updater, place: int, bad: 
     assert not updater.measure(x, clean).finite
     assert not updater.measure(x, x).finite
     assert not updater.measure(clean, x).finite
+
+
+@pytest.mark.parametrize("size", [1, STRIDE, STRIDE + 1, 2 * STRIDE + 3 * CHUNK + 7])
+def test_in_strides_everything_is_the_same(updater: Updater, size: int) -> None:
+    w, x_new = normal(size), normal(size, 1)
+    called: list[int] = []
+    seen = updater.measure(x_new, w, between=lambda: called.append(size))
+    assert len(called) == -(-size // STRIDE)
+    assert seen == updater.measure(x_new, w)
+    whole, strides, terms = np.empty_like(w), np.empty_like(w), [Term(Mix(0.4, 0.6, 0.0, True), x_new)]
+    expected = updater.mix(whole, w, terms, measure=True)
+    assert updater.mix(strides, w, terms, measure=True, between=lambda: called.append(size)) == expected
+    assert len(called) == 2 * -(-size // STRIDE)
+    assert same_bits(whole, strides)
 
 
 @pytest.mark.parametrize("size", [1, LANES + 1, CHUNK, 100_003])

@@ -36,8 +36,11 @@ CHUNK = 32_768
 LANES = 256
 FUSED = 4
 """Terms that are mixed in one loop."""
+STRIDE = 64 * CHUNK
+"""What is done before whoever wants to be called in between is called."""
 THREADS_MAX = 64
 
+Between = Callable[[], None]
 Function = TypeVar("Function", bound=Callable[..., Any])
 Sums = npt.NDArray[np.float64]
 
@@ -89,10 +92,13 @@ class Updater:
         self.mix(np.empty_like(frozen), frozen, [Term(Mix(1.0, 0.0, 0.0, publish=True), frozen)])
         self.measure(frozen)
 
-    def mix(self, out: Vector, w: Vector, terms: Sequence[Term], *, measure: bool = False) -> list[Measure]:
+    def mix(
+        self, out: Vector, w: Vector, terms: Sequence[Term], *, measure: bool = False, between: Between | None = None
+    ) -> list[Measure]:
         """Write w, with every term mixed in one after the other, to `out` (which may be w itself).
 
-        With `measure`, each answer tells of the w after that term: finite? its norm, how far it moved.
+        With `measure`, each answer tells of the w after that term: finite? its norm, how far it moved. `between` is
+        called now and then, when nothing is being read: for whoever has vectors that should not stay in memory.
         """
         _refuse_unfit(out, w, terms)
         if not terms:
@@ -103,18 +109,18 @@ class Updater:
             addresses = np.array([[_address(t.x_new), _address(t.x_tau)] for t in terms], np.uintp)
             coefficients = np.array([t.mix[:3] for t in terms], np.float32)
             vectors, in_place = (out, w, addresses, coefficients, sums), _address(out) == _address(w)
-            self._shards(w.size, lambda lo, hi: _mix_compiled(*vectors, in_place, lo, hi))
+            self._walk(w.size, lambda lo, hi: _mix_compiled(*vectors, in_place, lo, hi), between)
         else:
-            self._shards(w.size, lambda lo, hi: _mix_numpy(out, w, terms, sums, lo, hi))
+            self._walk(w.size, lambda lo, hi: _mix_numpy(out, w, terms, sums, lo, hi), between)
         return [_measured(*term) for term in sums]
 
-    def measure(self, x: Vector, reference: Vector | None = None) -> Measure:
+    def measure(self, x: Vector, reference: Vector | None = None, *, between: Between | None = None) -> Measure:
         """Is x finite, what is its norm, and how far is it from the reference (from 0 without one)?"""
         origin = x if reference is None else reference
         _refuse_unlike(x, origin)
         sums = np.zeros((2, _chunks(x.size)))
         work = _measure_compiled if self.compiled else _measure_numpy
-        self._shards(x.size, lambda lo, hi: work(x, origin, sums, lo, hi))
+        self._walk(x.size, lambda lo, hi: work(x, origin, sums, lo, hi), between)
         measured = _measured(*sums)
         return measured if reference is not None else measured._replace(distance=measured.norm)
 
@@ -126,10 +132,18 @@ class Updater:
             raise NotFinite(f"{bad!r} holds NaN or infinity: the update is refused and the model is unchanged")
         return measured
 
-    def _shards(self, size: int, work: Callable[[int, int], None]) -> None:
+    def _walk(self, size: int, work: Callable[[int, int], None], between: Between | None) -> None:
+        """Run `work(lo, hi)` on all of it: at once, or in strides where somebody wants to be called in between."""
+        stride = size if between is None else STRIDE
+        for start in range(0, size, stride):
+            self._shards(start, min(start + stride, size), work)
+            if between is not None:
+                between()
+
+    def _shards(self, start: int, stop: int, work: Callable[[int, int], None]) -> None:
         """Run `work(lo, hi)` on disjoint shards made of whole chunks, one per thread."""
-        chunks = _chunks(size)
-        edges = [min(size, CHUNK * (chunks * i // self.threads)) for i in range(self.threads)] + [size]
+        chunks = _chunks(stop - start)
+        edges = [start + CHUNK * (chunks * i // self.threads) for i in range(self.threads)] + [stop]
         shards = [(lo, hi) for lo, hi in pairwise(edges) if lo < hi]
         waiting = [self._pool.submit(work, lo, hi) for lo, hi in shards[1:]] if self._pool else []
         work(*shards[0])
