@@ -1,9 +1,12 @@
 """The kernel computes one float32 expression to the last bit, whatever code, threads, queue or buffer is used."""
 
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
@@ -13,12 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.core import kernel
-from offbeat.core.kernel import CHUNK, FUSED, LANES, STRIDE, THREADS_MAX, Measure, Term, Updater, mixed
+from offbeat.core.kernel import CHUNK, LANES, STRIDE, THREADS_MAX, WORTH, Measure, Term, Updater, mixed
 from offbeat.core.layout import Array, Model, Vector
 from offbeat.core.rules import Mix
 from offbeat.errors import InvalidValue, NotFinite
 
+FUSED = 4
+"""Terms that compiled code mixes in one loop."""
 SIZES = (1, LANES - 1, LANES, LANES + 1, CHUNK - 1, CHUNK, CHUNK + 1, 100_003)
 NEEDS_NUMBA = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
 KINDS = [
@@ -377,7 +381,7 @@ def test_a_bad_number_of_threads_is_refused(threads: int) -> None:
 
 
 def test_without_numba_numpy_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "numba", None)
+    monkeypatch.setitem(sys.modules, "numba", None)
     assert not Updater().compiled
     with pytest.raises(InvalidValue, match=r"pip install 'offbeat\[fast\]'"):
         Updater(compiled=True)
@@ -419,7 +423,8 @@ def test_one_updater_serves_several_threads_at_once(updater: Updater) -> None:
 @NEEDS_NUMBA
 def test_a_warm_updater_compiles_nothing_for_a_served_update() -> None:
     def compiled() -> list[int]:
-        functions: list[Any] = [kernel._mix_compiled, kernel._measure_compiled]
+        loops = import_module("offbeat.core.compiled")
+        functions: list[Any] = [loops.mix, loops.measure]
         return [len(function.signatures) for function in functions]
 
     with Updater() as updater:
@@ -433,3 +438,29 @@ def test_a_warm_updater_compiles_nothing_for_a_served_update() -> None:
         assert updater.measure(x_new, w).finite
         assert compiled() == before
     assert out.tolist() == [2.0] * 9
+
+
+@NEEDS_NUMBA
+def test_numba_is_loaded_when_there_is_enough_to_do() -> None:
+    program = f"""
+import sys
+import numpy as np
+from offbeat.core.kernel import Mix, Term, Updater
+x, updater = np.ones({WORTH // 4}, np.float32), Updater()
+for _ in range(2):
+    updater.measure(x)
+    updater.mix(np.empty_like(x), x, [Term(Mix(0.5, 0.5, 0.0, True), x)])
+print("numba" in sys.modules)
+updater.measure(x[:1])
+print("numba" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.stdout.split(), done.stderr) == (["False", "True"], "")
+
+
+def test_a_numba_that_cannot_be_imported_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    updater = Updater()
+    monkeypatch.setitem(sys.modules, "offbeat.core.compiled", None)
+    updater.warm()
+    assert not updater.compiled
+    assert updater.measure(GOOD) == PLAIN.measure(GOOD)

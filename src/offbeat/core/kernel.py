@@ -9,16 +9,17 @@ Rules kept here:
   pass over memory, four of the usual kind in one loop, with the bits of one by one.
 - Norms are float64, summed within a fixed chunk over fixed lanes and then over the chunks in their order: the number
   of threads does not change them.
-- Compiled code and blocked numpy give the same bits (no fast-math, no fused multiply-add). Compiled functions are
-  serial and run without the GIL on disjoint shards, one per thread: the paper's several updaters. No `prange`: its
-  threading layer aborts when two threads use it at once.
+- Compiled code (`compiled.py`) and blocked numpy, below, give the same bits. To load the former takes a second, so the
+  latter does what is little; nobody can tell which of them it was.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import pairwise
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,21 +28,15 @@ from offbeat.core.layout import Model, Vector, aligned
 from offbeat.core.rules import Mix
 from offbeat.errors import InvalidValue, NotFinite
 
-try:
-    import numba
-except ImportError:  # the `fast` extra is not installed: blocked numpy does the same work, with the same bits
-    numba = None
-
 CHUNK = 32_768
 LANES = 256
-FUSED = 4
-"""Terms that are mixed in one loop."""
 STRIDE = 64 * CHUNK
 """What is done before whoever wants to be called in between is called."""
 THREADS_MAX = 64
+WORTH = 1 << 25
+"""Elements after which compiled code is loaded: with fewer, it would save less time than that takes."""
 
 Between = Callable[[], None]
-Function = TypeVar("Function", bound=Callable[..., Any])
 Sums = npt.NDArray[np.float64]
 
 
@@ -65,13 +60,17 @@ class Updater:
     """Applies updates to flat vectors with one or more threads; use it as a context manager or `close` it."""
 
     def __init__(self, threads: int = 1, compiled: bool | None = None) -> None:
-        """`compiled`: None takes numba where it is installed, False is numpy, True insists on numba."""
+        """`compiled`: None takes numba where it is installed and worth it, False is numpy, True insists on numba."""
         if not 1 <= threads <= THREADS_MAX:
             raise InvalidValue(f"threads is {threads} but must lie in 1..{THREADS_MAX}; one per core is enough")
-        if compiled and numba is None:
+        installed = find_spec("numba") is not None  # it is in the extra `fast`
+        if compiled and not installed:
             raise InvalidValue("compiled=True needs numba; run: pip install 'offbeat[fast]'")
         self.threads = threads
-        self.compiled = numba is not None if compiled is None else compiled
+        self.compiled = installed if compiled is None else compiled
+        self._left = 0 if compiled else WORTH
+        self._loops: Any = None
+        """The module of compiled loops, once it is loaded."""
         self._pool = ThreadPoolExecutor(threads - 1, "updater") if threads > 1 else None
 
     def __enter__(self) -> Self:
@@ -87,6 +86,7 @@ class Updater:
 
     def warm(self) -> None:
         """Compile now what the first update would wait for: that takes seconds, in which a fleet runs ahead."""
+        self._left = 0
         frozen = np.zeros(1, np.float32)
         frozen.setflags(write=False)  # versions and updates are: numba compiles anew for what may be written to
         self.mix(np.empty_like(frozen), frozen, [Term(Mix(1.0, 0.0, 0.0, publish=True), frozen)])
@@ -105,11 +105,12 @@ class Updater:
             out[:] = w
             return []
         sums = np.zeros((len(terms), 2, _chunks(w.size)) if measure else (0, 0, 0))
-        if self.compiled:
+        loops = self._compiled_for(w.size * len(terms))
+        if loops is not None:
             addresses = np.array([[_address(t.x_new), _address(t.x_tau)] for t in terms], np.uintp)
             coefficients = np.array([t.mix[:3] for t in terms], np.float32)
             vectors, in_place = (out, w, addresses, coefficients, sums), _address(out) == _address(w)
-            self._walk(w.size, lambda lo, hi: _mix_compiled(*vectors, in_place, lo, hi), between)
+            self._walk(w.size, lambda lo, hi: loops.mix(*vectors, in_place, lo, hi), between)
         else:
             self._walk(w.size, lambda lo, hi: _mix_numpy(out, w, terms, sums, lo, hi), between)
         return [_measured(*term) for term in sums]
@@ -119,7 +120,8 @@ class Updater:
         origin = x if reference is None else reference
         _refuse_unlike(x, origin)
         sums = np.zeros((2, _chunks(x.size)))
-        work = _measure_compiled if self.compiled else _measure_numpy
+        loops = self._compiled_for(x.size)
+        work = _measure_numpy if loops is None else loops.measure
         self._walk(x.size, lambda lo, hi: work(x, origin, sums, lo, hi), between)
         measured = _measured(*sums)
         return measured if reference is not None else measured._replace(distance=measured.norm)
@@ -131,6 +133,16 @@ class Updater:
             bad = next((name for name, array in update.items() if not np.isfinite(array).all()), "x_tau")
             raise NotFinite(f"{bad!r} holds NaN or infinity: the update is refused and the model is unchanged")
         return measured
+
+    def _compiled_for(self, elements: int) -> Any:
+        """The compiled loops, if they are there; they are loaded when all that was done so far is worth it."""
+        self._left -= elements
+        if self.compiled and self._loops is None and self._left < 0:
+            try:
+                self._loops = import_module("offbeat.core.compiled")
+            except ImportError:  # a numba that does not fit this numpy: blocked numpy does the same work
+                self.compiled = False
+        return self._loops
 
     def _walk(self, size: int, work: Callable[[int, int], None], between: Between | None) -> None:
         """Run `work(lo, hi)` on all of it: at once, or in strides where somebody wants to be called in between."""
@@ -248,176 +260,6 @@ def _sum_chunk_numpy(x: Vector, reference: Vector, sums: Sums, chunk: int) -> No
 def _sum_squares_numpy(values: npt.NDArray[np.float64]) -> float:
     squares = values * values
     whole = len(squares) - len(squares) % LANES
-    lanes = np.zeros(LANES)
-    for row in squares[:whole].reshape(-1, LANES):
-        lanes += row
+    lanes = np.add.reduce(squares[:whole].reshape(-1, LANES), axis=0)  # row after row, as the compiled loop does
     lanes[: len(squares) - whole] += squares[whole:]
     return float(np.add.accumulate(lanes)[-1])
-
-
-# --- compiled --------------------------------------------------------------------------------------------------------
-
-
-def _compiled(function: Function, **options: Any) -> Function:
-    """The function compiled by numba, without the GIL; as it is where numba is missing, and then never called."""
-    if numba is None:
-        return function
-    compiled: Function = numba.njit(nogil=True, cache=True, **options)(function)
-    return compiled
-
-
-def _inlined(function: Function) -> Function:
-    """Likewise, as a part of whoever calls it: what is known there about its vectors makes it faster."""
-    return _compiled(function, inline="always")
-
-
-def _pointer_from_address() -> Any:
-    """A compiled function that turns an address into a pointer; numba has none ready-made."""
-    if numba is None:
-        return None
-
-    def _pointer(_: Any, address: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-        return numba.types.CPointer(numba.types.float32)(address), codegen
-
-    return numba.extending.intrinsic(_pointer)
-
-
-_pointer = _pointer_from_address()
-
-
-@_compiled
-def _vector_at(address: int, lo: int, size: int) -> Vector:
-    """Some of the float32 vector at an address: how any number of updates is passed to one compiled function."""
-    array: Vector = numba.carray(_pointer(address), (lo + size,))
-    return array[lo:]
-
-
-@_compiled
-def _mix_compiled(
-    out: Vector,
-    w: Vector,
-    addresses: npt.NDArray[np.uintp],
-    coefficients: Vector,
-    sums: Sums,
-    in_place: bool,
-    start: int,
-    stop: int,
-) -> None:
-    before = np.empty(CHUNK if len(sums) else 0, np.float32)
-    lanes = np.empty(LANES)
-    for lo in range(start, stop, CHUNK):
-        hi = min(lo + CHUNK, stop)
-        here, source = out[lo:hi], w[lo:hi]
-        j = 0
-        while j < len(addresses):
-            if len(sums):
-                for i in range(hi - lo):
-                    before[i] = source[i] if j == 0 else here[i]
-            together = FUSED if len(sums) == 0 and _are_plain(coefficients[j : j + FUSED]) else 1
-            # Where source and out are one and the same, the compiler must see it: else it takes the slow loop.
-            if j == 0 and not in_place:
-                _step(here, source, addresses[j:], coefficients[j:], lo, together)
-            else:
-                _step(here, here, addresses[j:], coefficients[j:], lo, together)
-            if len(sums):
-                _sum_chunk(here, before, lanes, sums[j], lo // CHUNK)
-            j += together
-
-
-@_compiled
-def _are_plain(coefficients: Vector) -> bool:
-    """Are there enough terms to take them together, all of the usual kind: something of w, something of x_new?"""
-    if len(coefficients) < FUSED:
-        return False
-    for j in range(FUSED):
-        if coefficients[j, 0] == 0 or coefficients[j, 1] == 0 or coefficients[j, 2] != 0:
-            return False
-    return True
-
-
-@_inlined
-def _step(
-    out: Vector, source: Vector, addresses: npt.NDArray[np.uintp], coefficients: Vector, lo: int, together: int
-) -> None:
-    """Mix the first term, or so many at once, into a chunk that begins at `lo`."""
-    if together == FUSED:
-        _combine_four(out, source, addresses, coefficients, lo)
-    else:
-        x_new = _vector_at(addresses[0, 0], lo, len(out))
-        x_tau = _vector_at(addresses[0, 1], lo, len(out)) if coefficients[0, 2] != 0 else x_new
-        _combine(out, source, x_new, x_tau, coefficients[0, 0], coefficients[0, 1], coefficients[0, 2])
-
-
-@_inlined
-def _combine_four(out: Vector, source: Vector, addresses: npt.NDArray[np.uintp], coefficients: Vector, lo: int) -> None:
-    """Four plain terms in one loop: w stays in a register, and every product and sum is rounded as one by one."""
-    x_1 = _vector_at(addresses[0, 0], lo, len(out))
-    x_2 = _vector_at(addresses[1, 0], lo, len(out))
-    x_3 = _vector_at(addresses[2, 0], lo, len(out))
-    x_4 = _vector_at(addresses[3, 0], lo, len(out))
-    keep_1, keep_2, keep_3, keep_4 = coefficients[0, 0], coefficients[1, 0], coefficients[2, 0], coefficients[3, 0]
-    new_1, new_2, new_3, new_4 = coefficients[0, 1], coefficients[1, 1], coefficients[2, 1], coefficients[3, 1]
-    for i in range(len(out)):
-        value = keep_1 * source[i] + new_1 * x_1[i]
-        value = keep_2 * value + new_2 * x_2[i]
-        value = keep_3 * value + new_3 * x_3[i]
-        out[i] = keep_4 * value + new_4 * x_4[i]
-
-
-@_inlined
-def _combine(  # noqa: C901 (each case is one loop)
-    out: Vector, source: Vector, x_new: Vector, x_tau: Vector, keep: np.float32, new: np.float32, base: np.float32
-) -> None:
-    if keep != 0 and new != 0:
-        for i in range(len(out)):
-            out[i] = keep * source[i] + new * x_new[i]
-    elif keep != 0:
-        for i in range(len(out)):
-            out[i] = keep * source[i]
-    elif new != 0:
-        for i in range(len(out)):
-            out[i] = new * x_new[i]
-    elif base != 0:
-        for i in range(len(out)):
-            out[i] = base * x_tau[i]
-    else:
-        for i in range(len(out)):
-            out[i] = 0
-    if base != 0 and (keep != 0 or new != 0):
-        for i in range(len(out)):
-            out[i] = out[i] + base * x_tau[i]
-
-
-@_compiled
-def _measure_compiled(x: Vector, reference: Vector, sums: Sums, start: int, stop: int) -> None:
-    lanes = np.empty(LANES)
-    for lo in range(start, stop, CHUNK):
-        hi = min(lo + CHUNK, stop)
-        _sum_chunk(x[lo:hi], reference[lo:hi], lanes, sums, lo // CHUNK)
-
-
-@_compiled
-def _sum_chunk(x: Vector, reference: Vector, lanes: Sums, sums: Sums, chunk: int) -> None:
-    lanes[:] = 0.0
-    for lo in range(0, len(x), LANES):
-        for i in range(min(LANES, len(x) - lo)):
-            value = np.float64(x[lo + i])
-            lanes[i] += value * value
-    sums[0, chunk] = _total(lanes)
-    lanes[:] = 0.0
-    for lo in range(0, len(x), LANES):
-        for i in range(min(LANES, len(x) - lo)):
-            apart = np.float64(x[lo + i]) - np.float64(reference[lo + i])
-            lanes[i] += apart * apart
-    sums[1, chunk] = _total(lanes)
-
-
-@_compiled
-def _total(lanes: Sums) -> float:
-    total = 0.0
-    for lane in lanes:
-        total += lane
-    return total
