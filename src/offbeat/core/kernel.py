@@ -100,7 +100,8 @@ class Updater:
         With `measure`, each answer tells of the w after that term: finite? its norm, how far it moved. `between` is
         called now and then, when nothing is being read: for whoever has vectors that should not stay in memory.
         """
-        _refuse_unfit(out, w, terms)
+        in_place = _address(out) == _address(w)
+        _refuse_unfit(out, w, terms, in_place=in_place)
         if not terms:
             out[:] = w
             return []
@@ -109,7 +110,7 @@ class Updater:
         if loops is not None:
             addresses = np.array([[_address(t.x_new), _address(t.x_tau)] for t in terms], np.uintp)
             coefficients = np.array([t.mix[:3] for t in terms], np.float32)
-            vectors, in_place = (out, w, addresses, coefficients, sums), _address(out) == _address(w)
+            vectors = (out, w, addresses, coefficients, sums)
             self._walk(w.size, lambda lo, hi: loops.mix(*vectors, in_place, lo, hi), between)
         else:
             self._walk(w.size, lambda lo, hi: _mix_numpy(out, w, terms, sums, lo, hi), between)
@@ -170,7 +171,7 @@ def mixed(updater: Updater, w: Model, mix: Mix, x_new: Model, x_tau: Model | Non
     return out
 
 
-def _refuse_unfit(out: Vector, w: Vector, terms: Sequence[Term]) -> None:
+def _refuse_unfit(out: Vector, w: Vector, terms: Sequence[Term], *, in_place: bool) -> None:
     """Everything that can be wrong with a mixing, found before anything is written."""
     updates = [*(t.x_new for t in terms), *(t.x_tau for t in terms if t.x_tau is not None)]
     _refuse_unlike(out, w, *updates)
@@ -178,7 +179,7 @@ def _refuse_unfit(out: Vector, w: Vector, terms: Sequence[Term]) -> None:
         raise InvalidValue("out is read-only, as published versions are; mix into a free buffer")
     if any(t.mix.base and t.x_tau is None for t in terms):
         raise InvalidValue("a term has a coefficient for x_tau but no x_tau was given")
-    others = updates if _address(out) == _address(w) else [w, *updates]
+    others = updates if in_place else [w, *updates]
     if any(np.may_share_memory(out, array) for array in others):
         raise InvalidValue("out overlaps w or an update; mix into w itself or into a buffer of its own")
 
