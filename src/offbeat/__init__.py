@@ -4,21 +4,20 @@ It implements Asynchronous Federated Optimization (FedAsync; Xie, Koyejo, Gupta)
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from offbeat.core.rules import Facts, Mix, Rule, delta, fedasync, fedavg, fedbuff, scaled_from
 from offbeat.core.staleness import constant, exponential, hinge, polynomial
 from offbeat.errors import OffbeatError
-from offbeat.task import Task, Trained, Work
 
 if TYPE_CHECKING:
     from offbeat.sim.api import simulate
     from offbeat.sim.compare import compare
     from offbeat.sim.run import Run
     from offbeat.storage.export import export_ledger
+    from offbeat.task import Task, Trained, Work
 
-__version__ = version("offbeat")
+    __version__: str
 
 __all__ = [
     "Facts",
@@ -45,6 +44,9 @@ __all__ = [
 
 _LATER = {
     "Run": "offbeat.sim.run",
+    "Task": "offbeat.task",
+    "Trained": "offbeat.task",
+    "Work": "offbeat.task",
     "compare": "offbeat.sim.compare",
     "export_ledger": "offbeat.storage.export",
     "simulate": "offbeat.sim.api",
@@ -52,9 +54,11 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """`offbeat.torch`, `offbeat.flower` and the simulator are imported when they are first used: few need them all."""
+    """What needs numpy, torch or flower is imported when it is first used: `offbeat --help` needs none of them."""
     if name in ("flower", "torch"):
         return import_module(f"offbeat.{name}")
     if name in _LATER:
         return getattr(import_module(_LATER[name]), name)
+    if name == "__version__":
+        return import_module("importlib.metadata").version("offbeat")
     raise AttributeError(f"module 'offbeat' has no attribute {name!r}")

@@ -9,7 +9,7 @@ Rules kept here:
 
 import json
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offbeat.core.layout import ALIGNMENT, Array, Layout, Model, aligned
+from offbeat.core.layout import ALIGNMENT, Array, Layout, Model, Vector, aligned
 from offbeat.errors import InvalidValue, LayoutMismatch
 
 LENGTH_BYTES = 8
@@ -135,7 +135,8 @@ class HeaderReader:
 
 def read_header(data: bytes | memoryview, header_max: int = HEADER_MAX) -> Header:
     """The header at the beginning of these bytes, which must be there whole."""
-    header = HeaderReader(header_max).feed(data)
+    length = int.from_bytes(data[:LENGTH_BYTES], "little")
+    header = HeaderReader(header_max).feed(data[: LENGTH_BYTES + min(length, header_max)])  # it copies: not the body
     if header is None:
         raise BadPayload(f"the file ends after {len(data)} bytes, within its header")
     return header
@@ -194,11 +195,19 @@ def mapped(path: Path, layout: Layout) -> Model:
     except (FileNotFoundError, ValueError) as error:
         raise BadPayload(f"{path} is missing or empty: {error}") from error
     whole = memoryview(view)
-    header = read_header(whole[: LENGTH_BYTES + HEADER_MAX])
+    header = read_header(whole)
     if not is_flat(header, layout) or len(whole) != header.size:
         return unpack(whole, layout).freeze()
     vector = np.frombuffer(whole, np.float32, layout.size, header.length)
     return Model(layout, vector, carried_of(header, whole, layout)).freeze()
+
+
+def unload(vectors: Iterable[Vector]) -> None:
+    """Give back the memory that mapped ones took while they were read; whoever reads on gets it from the file again."""
+    for vector in vectors:
+        source = getattr(vector.base, "obj", None)
+        if isinstance(source, mmap.mmap):
+            source.madvise(mmap.MADV_DONTNEED)
 
 
 # --- reading what strangers wrote ------------------------------------------------------------------------------------

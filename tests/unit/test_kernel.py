@@ -1,9 +1,12 @@
 """The kernel computes one float32 expression to the last bit, whatever code, threads, queue or buffer is used."""
 
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
@@ -13,12 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offbeat.core import kernel
-from offbeat.core.kernel import CHUNK, LANES, THREADS_MAX, Measure, Term, Updater, mixed
+from offbeat.core.kernel import CHUNK, LANES, STRIDE, THREADS_MAX, WORTH, Measure, Term, Updater, mixed
 from offbeat.core.layout import Array, Model, Vector
 from offbeat.core.rules import Mix
 from offbeat.errors import InvalidValue, NotFinite
 
+FUSED = 4
+"""Terms that compiled code mixes in one loop."""
 SIZES = (1, LANES - 1, LANES, LANES + 1, CHUNK - 1, CHUNK, CHUNK + 1, 100_003)
 NEEDS_NUMBA = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
 KINDS = [
@@ -103,6 +107,26 @@ def test_same_bits_in_place_or_not_queued_or_one_by_one(
     assert same_bits(w, normal(size, seed))
 
 
+PLAIN_MIXES = [Mix(1.0 - 0.1 * j, 0.1 * j, 0.0, True) for j in range(1, 10)]
+OTHERS = [Mix(0.0, 1.0, 0.0, True), Mix(0.7, 0.0, 0.0, True), Mix(1.0, 0.3, -0.3, True), Mix(0.0, 0.0, 0.0, True)]
+QUEUES = [
+    *(PLAIN_MIXES[:count] for count in range(FUSED, 10)),
+    *([*PLAIN_MIXES[:place], other, *PLAIN_MIXES[place:]] for other in OTHERS for place in (0, 1, 4, 6)),
+]
+
+
+@pytest.mark.parametrize("size", [1, 9, CHUNK + 1])
+@pytest.mark.parametrize("mixes", QUEUES)
+def test_same_bits_where_several_are_mixed_in_one_loop(updater: Updater, size: int, mixes: list[Mix]) -> None:
+    terms = [Term(mix, normal(size, 1 + j), normal(size, 50 + j)) for j, mix in enumerate(mixes)]
+    w, out = normal(size), np.empty(size, np.float32)
+    expected = chain(PLAIN, w, terms)[-1]
+    updater.mix(out, w, terms)
+    updater.mix(w, w, terms)
+    assert same_bits(out, expected)
+    assert same_bits(w, expected)
+
+
 @pytest.mark.parametrize("size", [1, 7, LANES, CHUNK + 1])
 def test_alpha_0_and_alpha_1_are_exact(updater: Updater, size: int) -> None:
     w, x_new, out = normal(size), normal(size, 1), np.empty(size, np.float32)
@@ -164,8 +188,9 @@ def test_the_mix_stays_in_the_hull_and_keeps_a_fixed_point(
     assert (abs(fixed.astype(np.float64) - w) <= 2 * np.spacing(abs(w))).all()
 
 
+B = 1 + 2.0**-11
 A = 1 + 2.0**-12  # A*A = 1 + 2^-11 + 2^-24, and float32 drops the last term
-FUSED = [
+ROUNDED_TWICE = [
     (Mix(A, 1.0, 0.0, True), (A, -(1 + 2.0**-11), 0.0)),
     (Mix(1.0, A, 0.0, True), (-(1 + 2.0**-11), A, 0.0)),
     (Mix(1.0, 0.0, A, True), (-(1 + 2.0**-11), 0.0, A)),
@@ -173,13 +198,26 @@ FUSED = [
 ]
 
 
-@pytest.mark.parametrize(("mix", "values"), FUSED)
+@pytest.mark.parametrize(("mix", "values"), ROUNDED_TWICE)
 def test_no_multiply_and_add_is_fused(updater: Updater, mix: Mix, values: tuple[float, float, float]) -> None:
     exact = sum(Fraction(c) * Fraction(v) for c, v in zip(mix[:3], values, strict=True))
     assert np.float32(float(exact)) == np.float32(2.0**-24)  # what a fused operation would give
     w, x_new, x_tau = (np.full(1000, value, np.float32) for value in values)
     out = np.empty_like(w)
     updater.mix(out, w, [Term(mix, x_new, x_tau)])
+    assert not out.any()
+
+
+@pytest.mark.parametrize("place", range(FUSED))
+@pytest.mark.parametrize(("keep", "w_then", "new", "value"), [(A, A, 1.0, -B), (1.0, -B, A, A)])
+def test_none_is_fused_where_several_are_mixed_in_one_loop(
+    updater: Updater, place: int, keep: float, w_then: float, new: float, value: float
+) -> None:
+    """The others leave w as it is, to the bit: 1 * w + 1 * 0."""
+    w, out, zeros = np.full(1000, w_then, np.float32), np.empty(1000, np.float32), np.zeros(1000, np.float32)
+    terms = [Term(Mix(1.0, 1.0, 0.0, True), zeros)] * FUSED
+    terms[place] = Term(Mix(keep, new, 0.0, True), np.full(1000, value, np.float32))
+    updater.mix(out, w, terms)
     assert not out.any()
 
 
@@ -219,6 +257,20 @@ def test_what_is_not_finite_is_seen_anywhere(updater: Updater, place: int, bad: 
     assert not updater.measure(x, clean).finite
     assert not updater.measure(x, x).finite
     assert not updater.measure(clean, x).finite
+
+
+@pytest.mark.parametrize("size", [1, STRIDE, STRIDE + 1, 2 * STRIDE + 3 * CHUNK + 7])
+def test_in_strides_everything_is_the_same(updater: Updater, size: int) -> None:
+    w, x_new = normal(size), normal(size, 1)
+    called: list[int] = []
+    seen = updater.measure(x_new, w, between=lambda: called.append(size))
+    assert len(called) == -(-size // STRIDE)
+    assert seen == updater.measure(x_new, w)
+    whole, strides, terms = np.empty_like(w), np.empty_like(w), [Term(Mix(0.4, 0.6, 0.0, True), x_new)]
+    expected = updater.mix(whole, w, terms, measure=True)
+    assert updater.mix(strides, w, terms, measure=True, between=lambda: called.append(size)) == expected
+    assert len(called) == 2 * -(-size // STRIDE)
+    assert same_bits(whole, strides)
 
 
 @pytest.mark.parametrize("size", [1, LANES + 1, CHUNK, 100_003])
@@ -329,7 +381,7 @@ def test_a_bad_number_of_threads_is_refused(threads: int) -> None:
 
 
 def test_without_numba_numpy_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "numba", None)
+    monkeypatch.setitem(sys.modules, "numba", None)
     assert not Updater().compiled
     with pytest.raises(InvalidValue, match=r"pip install 'offbeat\[fast\]'"):
         Updater(compiled=True)
@@ -371,7 +423,8 @@ def test_one_updater_serves_several_threads_at_once(updater: Updater) -> None:
 @NEEDS_NUMBA
 def test_a_warm_updater_compiles_nothing_for_a_served_update() -> None:
     def compiled() -> list[int]:
-        functions: list[Any] = [kernel._mix_compiled, kernel._measure_compiled]
+        loops = import_module("offbeat.core.compiled")
+        functions: list[Any] = [loops.mix, loops.measure]
         return [len(function.signatures) for function in functions]
 
     with Updater() as updater:
@@ -385,3 +438,29 @@ def test_a_warm_updater_compiles_nothing_for_a_served_update() -> None:
         assert updater.measure(x_new, w).finite
         assert compiled() == before
     assert out.tolist() == [2.0] * 9
+
+
+@NEEDS_NUMBA
+def test_numba_is_loaded_when_there_is_enough_to_do() -> None:
+    program = f"""
+import sys
+import numpy as np
+from offbeat.core.kernel import Mix, Term, Updater
+x, updater = np.ones({WORTH // 4}, np.float32), Updater()
+for _ in range(2):
+    updater.measure(x)
+    updater.mix(np.empty_like(x), x, [Term(Mix(0.5, 0.5, 0.0, True), x)])
+print("numba" in sys.modules)
+updater.measure(x[:1])
+print("numba" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.stdout.split(), done.stderr) == (["False", "True"], "")
+
+
+def test_a_numba_that_cannot_be_imported_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    updater = Updater()
+    monkeypatch.setitem(sys.modules, "offbeat.core.compiled", None)
+    updater.warm()
+    assert not updater.compiled
+    assert updater.measure(GOOD) == PLAIN.measure(GOOD)

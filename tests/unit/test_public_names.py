@@ -14,7 +14,7 @@ from offbeat import errors
 from offbeat.core.layout import Array, Model
 from offbeat.task import Trained, Work, solve, start
 
-HEAVY = ("torch", "numba", "matplotlib", "sklearn")
+HEAVY = ("torch", "numba", "matplotlib", "sklearn", "numpy", "importlib.metadata")
 NEEDS_TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 
@@ -45,6 +45,17 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_importing_offbeat_imports_nothing_heavy() -> None:
     program = f"import sys, offbeat; print(*(name for name in {HEAVY!r} if name in sys.modules))"
     assert run(program) == ""
+
+
+def test_the_help_imports_nothing_heavy() -> None:
+    program = f"""
+import sys
+from offbeat.cli import main
+main(["--help"], standalone_mode=False)
+print(*(name for name in {HEAVY!r} if name in sys.modules))
+"""
+    assert run(program).splitlines()[0].startswith("Usage:")
+    assert not set(run(program).splitlines()[-1].split()) & set(HEAVY)
 
 
 @NEEDS_TORCH

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from offbeat.core.kernel import Updater
-from offbeat.core.layout import Model
+from offbeat.core.layout import Layout, Model, Slot
 from offbeat.core.rules import Mix
 from offbeat.errors import InvalidValue, LayoutMismatch
 from offbeat.protocol.messages import Decision, Lease, MixUpdate, Outcome, PublishVersion
@@ -171,6 +171,32 @@ def test_versions_are_few_in_memory_and_all_that_is_needed_on_disk(tmp_path: Pat
     light.add(0, X_0)
     light.prune(set(), 0)
     assert not light.path.exists()
+
+
+def test_most_of_the_room_is_for_those_who_still_read(tmp_path: Path) -> None:
+    room = 5 * 4 * X_0.layout.size
+    versions = Versions(tmp_path / "versions", X_0.layout, Disk(), on_disk=False, bytes_max=room)
+    for t in range(5):
+        versions.add(t, model(t).freeze())
+        assert versions.begin_read(t) is not None
+    assert not versions.crowding(), "two are kept, and three older ones are being read"
+    versions.add(5, model(5).freeze())
+    assert versions.crowding() == [0]
+    versions.end_read(1)
+    assert not versions.crowding()
+    assert [t for t in range(6) if versions.pull(t) is not None] == [0, 2, 3, 4, 5]
+    for t in (0, 2, 3, 4):
+        versions.end_read(t)
+    assert [t for t in range(6) if versions.pull(t) is not None] == [4, 5]
+
+
+@pytest.mark.parametrize(("megabytes", "kept"), [(1, 64), (10, 26), (100, 2), (300, 2), (500, 1), (2000, 1)])
+def test_of_large_models_few_are_kept_that_nobody_reads(megabytes: int, kept: int, tmp_path: Path) -> None:
+    layout = Layout((Slot("x", (megabytes * 250_000,), 0),), parameter_size=megabytes * 250_000)
+    versions = Versions(tmp_path, layout, Disk(), on_disk=False)
+    for t in range(70):
+        versions.add(t, X_0)
+    assert [t for t in range(70) if versions.pull(t) is not None] == [*range(70 - kept, 70)]
 
 
 def test_a_layout_reads_back() -> None:

@@ -1,7 +1,9 @@
 """Models on the wire: valid safetensors, bit for bit, and whatever strangers send is one known error."""
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,9 @@ from safetensors.numpy import load, save
 from offbeat import wire
 from offbeat.core.layout import Array, Model
 from offbeat.errors import InvalidValue, LayoutMismatch
-from offbeat.wire import BadPayload, HeaderReader, body_of, header_of, read_header, unpack
+from offbeat.wire import BadPayload, HeaderReader, body_of, header_of, mapped, read_header, unload, unpack
+
+SMAPS = Path("/proc/self/smaps")
 
 
 def model() -> Model:
@@ -189,3 +193,50 @@ def test_what_safetensors_has_no_word_for_is_refused() -> None:
     odd = Model.of({"x": np.zeros(1, np.float32), "c": np.zeros(1, np.complex64)[:0].astype("S3")}, buffers=["c"])
     with pytest.raises(InvalidValue, match="no word for"):
         header_of(odd.layout)
+
+
+def test_what_is_unloaded_can_be_read_again(tmp_path: Path) -> None:
+    of, file = model(), tmp_path / "x.safetensors"
+    file.write_bytes(packed(of))
+    there = mapped(file, of.layout)
+    unload([there.vector, of.vector])
+    assert same(there, of)
+
+
+@pytest.mark.skipif(not SMAPS.exists(), reason="only Linux tells what of a file is in memory")
+def test_what_is_unloaded_takes_no_memory(tmp_path: Path) -> None:
+    of, file = Model.of({"x": np.ones(1 << 20, np.float32)}), tmp_path / "x.safetensors"
+    file.write_bytes(packed(of))
+    there = mapped(file, of.layout)
+    assert there.vector.sum() == of.vector.size
+    assert resident_kb(file) >= 4096
+    unload([there.vector])
+    assert resident_kb(file) == 0
+
+
+def resident_kb(file: Path) -> int:
+    """How much of a mapped file is in memory."""
+    behind = SMAPS.read_text().partition(str(file))[2]
+    return int(behind.partition("Rss:")[2].split()[0])
+
+
+def test_to_read_a_header_the_body_is_not_copied() -> None:
+    of = model()
+    data = packed(of)
+    assert read_header(memoryview(data)) == read_header(data + bytes(64))
+    assert fed(lambda: unpack(data, of.layout)) == [len(header_of(of.layout))]
+
+
+def fed(read: Callable[[], object]) -> list[int]:
+    """How many bytes are given to readers of headers."""
+    seen: list[int] = []
+    feed = HeaderReader.feed
+
+    def note(self: HeaderReader, data: bytes) -> wire.Header | None:
+        seen.append(len(data))
+        return feed(self, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HeaderReader, "feed", note)
+        read()
+    return seen

@@ -81,6 +81,7 @@ def _measure(results: Results, scale: Scale, tell: Tell, size: int, threads: int
     mixing, name = Mixing(size, max(queued)), f"{size:.0e}".replace("e+0", "e")
     with Updater(threads) as updater, ThreadPoolExecutor(max(1, threads - 1)) as pool:
         contestants = _contestants(mixing, updater, triads(threads, pool), queued, scale.kernel_s)
+        updater.warm()
         for once in contestants.values():  # compiled, and every page touched, before anything counts
             once()
         turns = take_turns(contestants, scale.turns, tell, f"kernel, {name} float32, {threads} threads")

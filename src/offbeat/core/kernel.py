@@ -6,19 +6,20 @@ Rules kept here:
   gives w, bit for bit; the lerp form w + a*(x_new - w) would not. Coefficients arrive as float64 and are rounded to
   float32 once, each for itself.
 - Work is cut into fixed chunks that fit a core's cache. Several queued updates are applied chunk by chunk in one
-  pass over memory, with the bits of one by one.
+  pass over memory, four of the usual kind in one loop, with the bits of one by one.
 - Norms are float64, summed within a fixed chunk over fixed lanes and then over the chunks in their order: the number
   of threads does not change them.
-- Compiled code and blocked numpy give the same bits (no fast-math, no fused multiply-add). Compiled functions are
-  serial and run without the GIL on disjoint shards, one per thread: the paper's several updaters. No `prange`: its
-  threading layer aborts when two threads use it at once.
+- Compiled code (`compiled.py`) and blocked numpy, below, give the same bits. To load the former takes a second, so the
+  latter does what is little; nobody can tell which of them it was.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import pairwise
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,16 +28,15 @@ from offbeat.core.layout import Model, Vector, aligned
 from offbeat.core.rules import Mix
 from offbeat.errors import InvalidValue, NotFinite
 
-try:
-    import numba
-except ImportError:  # the `fast` extra is not installed: blocked numpy does the same work, with the same bits
-    numba = None
-
 CHUNK = 32_768
 LANES = 256
+STRIDE = 64 * CHUNK
+"""What is done before whoever wants to be called in between is called."""
 THREADS_MAX = 64
+WORTH = 1 << 25
+"""Elements after which compiled code is loaded: with fewer, it would save less time than that takes."""
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Between = Callable[[], None]
 Sums = npt.NDArray[np.float64]
 
 
@@ -60,13 +60,17 @@ class Updater:
     """Applies updates to flat vectors with one or more threads; use it as a context manager or `close` it."""
 
     def __init__(self, threads: int = 1, compiled: bool | None = None) -> None:
-        """`compiled`: None takes numba where it is installed, False is numpy, True insists on numba."""
+        """`compiled`: None takes numba where it is installed and worth it, False is numpy, True insists on numba."""
         if not 1 <= threads <= THREADS_MAX:
             raise InvalidValue(f"threads is {threads} but must lie in 1..{THREADS_MAX}; one per core is enough")
-        if compiled and numba is None:
+        installed = find_spec("numba") is not None  # it is in the extra `fast`
+        if compiled and not installed:
             raise InvalidValue("compiled=True needs numba; run: pip install 'offbeat[fast]'")
         self.threads = threads
-        self.compiled = numba is not None if compiled is None else compiled
+        self.compiled = installed if compiled is None else compiled
+        self._left = 0 if compiled else WORTH
+        self._loops: Any = None
+        """The module of compiled loops, once it is loaded."""
         self._pool = ThreadPoolExecutor(threads - 1, "updater") if threads > 1 else None
 
     def __enter__(self) -> Self:
@@ -82,36 +86,44 @@ class Updater:
 
     def warm(self) -> None:
         """Compile now what the first update would wait for: that takes seconds, in which a fleet runs ahead."""
+        self._left = 0
         frozen = np.zeros(1, np.float32)
         frozen.setflags(write=False)  # versions and updates are: numba compiles anew for what may be written to
         self.mix(np.empty_like(frozen), frozen, [Term(Mix(1.0, 0.0, 0.0, publish=True), frozen)])
         self.measure(frozen)
 
-    def mix(self, out: Vector, w: Vector, terms: Sequence[Term], *, measure: bool = False) -> list[Measure]:
+    def mix(
+        self, out: Vector, w: Vector, terms: Sequence[Term], *, measure: bool = False, between: Between | None = None
+    ) -> list[Measure]:
         """Write w, with every term mixed in one after the other, to `out` (which may be w itself).
 
-        With `measure`, each answer tells of the w after that term: finite? its norm, how far it moved.
+        With `measure`, each answer tells of the w after that term: finite? its norm, how far it moved. `between` is
+        called now and then, when nothing is being read: for whoever has vectors that should not stay in memory.
         """
-        _refuse_unfit(out, w, terms)
+        in_place = _address(out) == _address(w)
+        _refuse_unfit(out, w, terms, in_place=in_place)
         if not terms:
             out[:] = w
             return []
         sums = np.zeros((len(terms), 2, _chunks(w.size)) if measure else (0, 0, 0))
-        if self.compiled:
+        loops = self._compiled_for(w.size * len(terms))
+        if loops is not None:
             addresses = np.array([[_address(t.x_new), _address(t.x_tau)] for t in terms], np.uintp)
             coefficients = np.array([t.mix[:3] for t in terms], np.float32)
-            self._shards(w.size, lambda lo, hi: _mix_compiled(out, w, addresses, coefficients, sums, lo, hi))
+            vectors = (out, w, addresses, coefficients, sums)
+            self._walk(w.size, lambda lo, hi: loops.mix(*vectors, in_place, lo, hi), between)
         else:
-            self._shards(w.size, lambda lo, hi: _mix_numpy(out, w, terms, sums, lo, hi))
+            self._walk(w.size, lambda lo, hi: _mix_numpy(out, w, terms, sums, lo, hi), between)
         return [_measured(*term) for term in sums]
 
-    def measure(self, x: Vector, reference: Vector | None = None) -> Measure:
+    def measure(self, x: Vector, reference: Vector | None = None, *, between: Between | None = None) -> Measure:
         """Is x finite, what is its norm, and how far is it from the reference (from 0 without one)?"""
         origin = x if reference is None else reference
         _refuse_unlike(x, origin)
         sums = np.zeros((2, _chunks(x.size)))
-        work = _measure_compiled if self.compiled else _measure_numpy
-        self._shards(x.size, lambda lo, hi: work(x, origin, sums, lo, hi))
+        loops = self._compiled_for(x.size)
+        work = _measure_numpy if loops is None else loops.measure
+        self._walk(x.size, lambda lo, hi: work(x, origin, sums, lo, hi), between)
         measured = _measured(*sums)
         return measured if reference is not None else measured._replace(distance=measured.norm)
 
@@ -123,10 +135,28 @@ class Updater:
             raise NotFinite(f"{bad!r} holds NaN or infinity: the update is refused and the model is unchanged")
         return measured
 
-    def _shards(self, size: int, work: Callable[[int, int], None]) -> None:
+    def _compiled_for(self, elements: int) -> Any:
+        """The compiled loops, if they are there; they are loaded when all that was done so far is worth it."""
+        self._left -= elements
+        if self.compiled and self._loops is None and self._left < 0:
+            try:
+                self._loops = import_module("offbeat.core.compiled")
+            except ImportError:  # a numba that does not fit this numpy: blocked numpy does the same work
+                self.compiled = False
+        return self._loops
+
+    def _walk(self, size: int, work: Callable[[int, int], None], between: Between | None) -> None:
+        """Run `work(lo, hi)` on all of it: at once, or in strides where somebody wants to be called in between."""
+        stride = size if between is None else STRIDE
+        for start in range(0, size, stride):
+            self._shards(start, min(start + stride, size), work)
+            if between is not None:
+                between()
+
+    def _shards(self, start: int, stop: int, work: Callable[[int, int], None]) -> None:
         """Run `work(lo, hi)` on disjoint shards made of whole chunks, one per thread."""
-        chunks = _chunks(size)
-        edges = [min(size, CHUNK * (chunks * i // self.threads)) for i in range(self.threads)] + [size]
+        chunks = _chunks(stop - start)
+        edges = [start + CHUNK * (chunks * i // self.threads) for i in range(self.threads)] + [stop]
         shards = [(lo, hi) for lo, hi in pairwise(edges) if lo < hi]
         waiting = [self._pool.submit(work, lo, hi) for lo, hi in shards[1:]] if self._pool else []
         work(*shards[0])
@@ -141,7 +171,7 @@ def mixed(updater: Updater, w: Model, mix: Mix, x_new: Model, x_tau: Model | Non
     return out
 
 
-def _refuse_unfit(out: Vector, w: Vector, terms: Sequence[Term]) -> None:
+def _refuse_unfit(out: Vector, w: Vector, terms: Sequence[Term], *, in_place: bool) -> None:
     """Everything that can be wrong with a mixing, found before anything is written."""
     updates = [*(t.x_new for t in terms), *(t.x_tau for t in terms if t.x_tau is not None)]
     _refuse_unlike(out, w, *updates)
@@ -149,7 +179,7 @@ def _refuse_unfit(out: Vector, w: Vector, terms: Sequence[Term]) -> None:
         raise InvalidValue("out is read-only, as published versions are; mix into a free buffer")
     if any(t.mix.base and t.x_tau is None for t in terms):
         raise InvalidValue("a term has a coefficient for x_tau but no x_tau was given")
-    others = updates if _address(out) == _address(w) else [w, *updates]
+    others = updates if in_place else [w, *updates]
     if any(np.may_share_memory(out, array) for array in others):
         raise InvalidValue("out overlaps w or an update; mix into w itself or into a buffer of its own")
 
@@ -231,125 +261,6 @@ def _sum_chunk_numpy(x: Vector, reference: Vector, sums: Sums, chunk: int) -> No
 def _sum_squares_numpy(values: npt.NDArray[np.float64]) -> float:
     squares = values * values
     whole = len(squares) - len(squares) % LANES
-    lanes = np.zeros(LANES)
-    for row in squares[:whole].reshape(-1, LANES):
-        lanes += row
+    lanes = np.add.reduce(squares[:whole].reshape(-1, LANES), axis=0)  # row after row, as the compiled loop does
     lanes[: len(squares) - whole] += squares[whole:]
     return float(np.add.accumulate(lanes)[-1])
-
-
-# --- compiled --------------------------------------------------------------------------------------------------------
-
-
-def _compiled(function: Function) -> Function:
-    """The function compiled by numba, without the GIL; as it is where numba is missing, and then never called."""
-    if numba is None:
-        return function
-    compiled: Function = numba.njit(nogil=True, cache=True)(function)
-    return compiled
-
-
-def _pointer_from_address() -> Any:
-    """A compiled function that turns an address into a pointer; numba has none ready-made."""
-    if numba is None:
-        return None
-
-    def _pointer(_: Any, address: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-        return numba.types.CPointer(numba.types.float32)(address), codegen
-
-    return numba.extending.intrinsic(_pointer)
-
-
-_pointer = _pointer_from_address()
-
-
-@_compiled
-def _vector_at(address: int, size: int) -> Vector:
-    """The float32 vector at an address: how any number of updates is passed to one compiled function."""
-    array: Vector = numba.carray(_pointer(address), (size,))
-    return array
-
-
-@_compiled
-def _mix_compiled(
-    out: Vector,
-    w: Vector,
-    addresses: npt.NDArray[np.uintp],
-    coefficients: Vector,
-    sums: Sums,
-    start: int,
-    stop: int,
-) -> None:
-    before = np.empty(CHUNK if len(sums) else 0, np.float32)
-    lanes = np.empty(LANES)
-    for lo in range(start, stop, CHUNK):
-        hi = min(lo + CHUNK, stop)
-        here = out[lo:hi]
-        for j in range(len(addresses)):
-            source = w[lo:hi] if j == 0 else here
-            if len(sums):
-                before[: hi - lo] = source
-            x_new = _vector_at(addresses[j, 0], w.size)[lo:hi]
-            x_tau = _vector_at(addresses[j, 1], w.size)[lo:hi] if coefficients[j, 2] != 0 else x_new
-            _combine(here, source, x_new, x_tau, coefficients[j, 0], coefficients[j, 1], coefficients[j, 2])
-            if len(sums):
-                _sum_chunk(here, before, lanes, sums[j], lo // CHUNK)
-
-
-@_compiled
-def _combine(  # noqa: C901 (each case is one loop)
-    out: Vector, source: Vector, x_new: Vector, x_tau: Vector, keep: np.float32, new: np.float32, base: np.float32
-) -> None:
-    if keep != 0 and new != 0:
-        for i in range(len(out)):
-            out[i] = keep * source[i] + new * x_new[i]
-    elif keep != 0:
-        for i in range(len(out)):
-            out[i] = keep * source[i]
-    elif new != 0:
-        for i in range(len(out)):
-            out[i] = new * x_new[i]
-    elif base != 0:
-        for i in range(len(out)):
-            out[i] = base * x_tau[i]
-        return
-    else:
-        out[:] = 0
-    if base != 0:
-        for i in range(len(out)):
-            out[i] = out[i] + base * x_tau[i]
-
-
-@_compiled
-def _measure_compiled(x: Vector, reference: Vector, sums: Sums, start: int, stop: int) -> None:
-    lanes = np.empty(LANES)
-    for lo in range(start, stop, CHUNK):
-        hi = min(lo + CHUNK, stop)
-        _sum_chunk(x[lo:hi], reference[lo:hi], lanes, sums, lo // CHUNK)
-
-
-@_compiled
-def _sum_chunk(x: Vector, reference: Vector, lanes: Sums, sums: Sums, chunk: int) -> None:
-    lanes[:] = 0.0
-    for lo in range(0, len(x), LANES):
-        for i in range(min(LANES, len(x) - lo)):
-            value = np.float64(x[lo + i])
-            lanes[i] += value * value
-    sums[0, chunk] = _total(lanes)
-    lanes[:] = 0.0
-    for lo in range(0, len(x), LANES):
-        for i in range(min(LANES, len(x) - lo)):
-            apart = np.float64(x[lo + i]) - np.float64(reference[lo + i])
-            lanes[i] += apart * apart
-    sums[1, chunk] = _total(lanes)
-
-
-@_compiled
-def _total(lanes: Sums) -> float:
-    total = 0.0
-    for lane in lanes:
-        total += lane
-    return total

@@ -3,6 +3,7 @@
 Rules kept here:
 - It never decides: it applies recorded coefficients to the update that lies on the disk, in the order of the decisions.
 - Several that wait are mixed in one pass over memory, into a fresh buffer: whoever reads an older version goes on.
+- Updates are read from their files a few megabytes at a time: eight large ones are never in memory at once.
 - Of the versions that one pass makes, the newest can be read; the others were never there.
 """
 
@@ -17,6 +18,7 @@ from offbeat.core.kernel import Term, Updater
 from offbeat.core.layout import Model
 from offbeat.protocol.messages import MixUpdate, PublishVersion
 from offbeat.server.pool import Pool
+from offbeat.wire import unload
 
 Order = MixUpdate | PublishVersion
 PASS_MAX = 8
@@ -88,7 +90,8 @@ class Mixer:
             newest = self._update_of(lease.task)
             terms.append(Term(mix, newest.vector, self._version_of(lease.tau).vector if mix.base else None))
         out = self._pool.take()
-        self._updater.mix(out, self.w.vector, terms)
+        read = [vector for term in terms for vector in (term.x_new, term.x_tau) if vector is not None]
+        self._updater.mix(out, self.w.vector, terms, between=lambda: unload(read))
         return Model(self.w.layout, out, {n: array.copy() for n, array in newest.carried.items()}).freeze()
 
     def _live(self) -> None:

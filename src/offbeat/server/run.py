@@ -20,7 +20,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from offbeat.core.kernel import Updater
+from offbeat.core.kernel import Measure, Updater
 from offbeat.core.layout import Carried, Layout, Model, Slot
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue
@@ -46,10 +46,12 @@ from offbeat.server.hub import Hub
 from offbeat.server.mixer import Mixed, Mixer, Order
 from offbeat.server.recovery import recover
 from offbeat.server.updates import Updates
+from offbeat.server.versions import BYTES_MAX as VERSIONS_BYTES_MAX
 from offbeat.server.versions import VersionGone, Versions
 from offbeat.storage.disk import Disk
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import as_decision
+from offbeat.wire import unload
 
 CHECKPOINT_EVERY = 100
 """Versions between two checkpoints."""
@@ -57,7 +59,6 @@ CHECKPOINT_ROWS = 50_000
 """Events after which there is a checkpoint without new versions: a restart goes through all that came after one."""
 UPDATES_BYTES_MAX = 20 << 30
 EVERYTHING = 1 << 62
-VERSIONS_BYTES_MAX = 1 << 30
 ROOM = 8
 """There is a checkpoint whenever the updates since the last fill this part of their room: two later, they can go."""
 RETRY_S = 1.0
@@ -226,12 +227,18 @@ class ServedRun:
     def _seen(self, update: Model, lease: Lease | None) -> tuple[bool, float | None, bool]:
         """Is it finite, how far is it from x_tau where that matters, and is x_tau gone where it is needed?"""
         if lease is None or not self.versions.on_disk:
-            return self.updater.measure(update.vector, None).finite, None, False
+            return self._measured(update).finite, None, False
         try:
-            seen = self.updater.measure(update.vector, self.versions.of(lease.tau).vector)
+            seen = self._measured(update, self.versions.of(lease.tau))
         except VersionGone:
-            return self.updater.measure(update.vector, None).finite, None, True
+            return self._measured(update).finite, None, True
         return seen.finite, seen.distance if self.coordinator.needs_distance else None, False
+
+    def _measured(self, update: Model, x_tau: Model | None = None) -> Measure:
+        """Measure it a few megabytes at a time: many large ones may come at once."""
+        reference = None if x_tau is None else x_tau.vector
+        read = [update.vector] if reference is None else [update.vector, reference]
+        return self.updater.measure(update.vector, reference, between=lambda: unload(read))
 
     def _judged(self, task: int, done: "Future[list[Command]]", unpin: ExitStack) -> None:
         unpin.close()

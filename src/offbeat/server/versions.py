@@ -1,8 +1,9 @@
 """Owns the versions that can be read: the newest and a few before it in memory, and, where a rule uses x_tau, on disk.
 
 Rules kept here:
-- A version never changes; whoever reads one keeps it alive. Few are kept for those who come later, and where too many
-  are being read at once, the readers of the oldest are cut off: they ask again and get the newest.
+- A version never changes; whoever reads one keeps it alive. The newest are kept for those who come later, in a quarter
+  of the room; the rest of it is there for older ones that somebody still reads, and is not used where nobody does.
+  Where too many are being read at once, the readers of the oldest are cut off: they ask again and get the newest.
 - A version that a rule will need again is on the disk before anybody can be leased it, and stays until no open lease
   and no update since the second-newest checkpoint starts from it.
 """
@@ -20,6 +21,9 @@ from offbeat.wire import body_of, header_of, mapped
 
 KEPT_MAX = 64
 """Versions that can be pulled, where there is room: the newest, and those before it that were just leased."""
+KEPT_MIN = 2
+"""Where there is room for a third: whoever was leased a version just before the next one came can still read it."""
+KEPT_PART = 4
 BYTES_MAX = 1 << 30
 ALIVE_MIN = 2
 
@@ -34,9 +38,8 @@ class Versions:
     def __init__(self, folder: Path, layout: Layout, disk: Disk, *, on_disk: bool, bytes_max: int = BYTES_MAX) -> None:
         self.path, self.layout, self.disk, self.on_disk = folder, layout, disk, on_disk
         self.header = header_of(layout)
-        one = 4 * layout.size
-        self._kept_max = min(KEPT_MAX, max(1, bytes_max // one - 1))
-        self._alive_max = max(ALIVE_MIN, bytes_max // one)
+        self._alive_max = max(ALIVE_MIN, bytes_max // (4 * layout.size))
+        self._kept_max = min(KEPT_MAX, max(self._alive_max // KEPT_PART, min(KEPT_MIN, self._alive_max - 1)))
         self._lock = threading.Lock()
         self._kept: dict[int, Model] = {}
         self._read: dict[int, tuple[Model, int]] = {}

@@ -1,24 +1,26 @@
 """Owns the built-in task `digits`: handwritten digits of 8x8 pixels, which ship inside scikit-learn."""
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import nn
 
+from offbeat.core.layout import Array
 from offbeat.errors import InvalidValue, MissingExtra
 from offbeat.partition import partition as dealt
 from offbeat.train.task import Task
 
 TEST_SAMPLES = 360
 SPLIT_SEED = 0
+FILE = Path("datasets", "data", "digits.csv.gz")
+"""In the folder of scikit-learn: 64 pixels and the label in each line."""
 
 
 def digits(devices: int = 100, partition: str = "iid", partition_sizes: str | None = None, hidden: int = 32) -> Task:
     """A multilayer perceptron on 1,437 training images, dealt out to the devices, and 360 test images."""
-    try:
-        from sklearn.datasets import load_digits
-    except ModuleNotFoundError as error:
-        raise MissingExtra("scikit-learn", "digits") from error
-    images, labels = load_digits(return_X_y=True)
+    images, labels = load_digits()
     order = np.random.default_rng(SPLIT_SEED).permutation(len(images))
     test, train = order[:TEST_SAMPLES], order[TEST_SAMPLES:]
     if not 1 <= devices <= len(train):
@@ -40,3 +42,12 @@ def digits(devices: int = 100, partition: str = "iid", partition_sizes: str | No
 def perceptron(hidden: int) -> nn.Module:
     """64 pixels, one hidden layer, ten classes."""
     return torch.nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+
+
+def load_digits() -> tuple[Array, Array]:
+    """Images and labels, as `sklearn.datasets.load_digits` gives them, whose import takes longer than a short run."""
+    found = find_spec("sklearn")
+    if found is None or not found.submodule_search_locations:
+        raise MissingExtra("scikit-learn", "digits")
+    table = np.loadtxt(Path(found.submodule_search_locations[0]) / FILE, delimiter=",")
+    return table[:, :-1], table[:, -1].astype(int)

@@ -1,0 +1,179 @@
+"""Owns the compiled loops of the kernel: the same bits as blocked numpy, several times as fast.
+
+Rules kept here:
+- It is imported when the kernel has enough for it to do: numba takes a second to load, and seconds the first time.
+- No fast-math and no fused multiply-add. Functions are serial and run without the GIL on disjoint shards, one per
+  thread: the paper's several updaters. No `prange`: its threading layer aborts when two threads use it at once.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from offbeat.core.kernel import CHUNK, LANES, Sums
+from offbeat.core.layout import Vector
+
+FUSED = 4
+"""Terms that are mixed in one loop."""
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _compiled(function: Function, **options: Any) -> Function:
+    """The function compiled by numba, without the GIL."""
+    compiled: Function = numba.njit(nogil=True, cache=True, **options)(function)
+    return compiled
+
+
+def _inlined(function: Function) -> Function:
+    """Likewise, as a part of whoever calls it: what is known there about its vectors makes it faster."""
+    return _compiled(function, inline="always")
+
+
+def _pointer_from_address(_: Any, address: Any) -> Any:
+    """A compiled function that turns an address into a pointer; numba has none ready-made."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return numba.types.CPointer(numba.types.float32)(address), codegen
+
+
+_pointer: Any = numba.extending.intrinsic(_pointer_from_address)
+
+
+@_compiled
+def _vector_at(address: int, lo: int, size: int) -> Vector:
+    """Some of the float32 vector at an address: how any number of updates is passed to one compiled function."""
+    array: Vector = numba.carray(_pointer(address), (lo + size,))
+    return array[lo:]
+
+
+@_compiled
+def mix(
+    out: Vector,
+    w: Vector,
+    addresses: npt.NDArray[np.uintp],
+    coefficients: Vector,
+    sums: Sums,
+    in_place: bool,
+    start: int,
+    stop: int,
+) -> None:
+    before = np.empty(CHUNK if len(sums) else 0, np.float32)
+    lanes = np.empty(LANES)
+    for lo in range(start, stop, CHUNK):
+        hi = min(lo + CHUNK, stop)
+        here, source = out[lo:hi], w[lo:hi]
+        j = 0
+        while j < len(addresses):
+            if len(sums):
+                for i in range(hi - lo):
+                    before[i] = source[i] if j == 0 else here[i]
+            together = FUSED if len(sums) == 0 and _are_plain(coefficients[j : j + FUSED]) else 1
+            # Where source and out are one and the same, the compiler must see it: else it takes the slow loop.
+            if j == 0 and not in_place:
+                _step(here, source, addresses[j:], coefficients[j:], lo, together)
+            else:
+                _step(here, here, addresses[j:], coefficients[j:], lo, together)
+            if len(sums):
+                _sum_chunk(here, before, lanes, sums[j], lo // CHUNK)
+            j += together
+
+
+@_compiled
+def _are_plain(coefficients: Vector) -> bool:
+    """Are there enough terms to take them together, all of the usual kind: something of w, something of x_new?"""
+    if len(coefficients) < FUSED:
+        return False
+    for j in range(FUSED):
+        if coefficients[j, 0] == 0 or coefficients[j, 1] == 0 or coefficients[j, 2] != 0:
+            return False
+    return True
+
+
+@_inlined
+def _step(
+    out: Vector, source: Vector, addresses: npt.NDArray[np.uintp], coefficients: Vector, lo: int, together: int
+) -> None:
+    """Mix the first term, or so many at once, into a chunk that begins at `lo`."""
+    if together == FUSED:
+        _combine_four(out, source, addresses, coefficients, lo)
+    else:
+        x_new = _vector_at(addresses[0, 0], lo, len(out))
+        x_tau = _vector_at(addresses[0, 1], lo, len(out)) if coefficients[0, 2] != 0 else x_new
+        _combine(out, source, x_new, x_tau, coefficients[0, 0], coefficients[0, 1], coefficients[0, 2])
+
+
+@_inlined
+def _combine_four(out: Vector, source: Vector, addresses: npt.NDArray[np.uintp], coefficients: Vector, lo: int) -> None:
+    """Four plain terms in one loop: w stays in a register, and every product and sum is rounded as one by one."""
+    x_1 = _vector_at(addresses[0, 0], lo, len(out))
+    x_2 = _vector_at(addresses[1, 0], lo, len(out))
+    x_3 = _vector_at(addresses[2, 0], lo, len(out))
+    x_4 = _vector_at(addresses[3, 0], lo, len(out))
+    keep_1, keep_2, keep_3, keep_4 = coefficients[0, 0], coefficients[1, 0], coefficients[2, 0], coefficients[3, 0]
+    new_1, new_2, new_3, new_4 = coefficients[0, 1], coefficients[1, 1], coefficients[2, 1], coefficients[3, 1]
+    for i in range(len(out)):
+        value = keep_1 * source[i] + new_1 * x_1[i]
+        value = keep_2 * value + new_2 * x_2[i]
+        value = keep_3 * value + new_3 * x_3[i]
+        out[i] = keep_4 * value + new_4 * x_4[i]
+
+
+@_inlined
+def _combine(  # noqa: C901 (each case is one loop)
+    out: Vector, source: Vector, x_new: Vector, x_tau: Vector, keep: np.float32, new: np.float32, base: np.float32
+) -> None:
+    if keep != 0 and new != 0:
+        for i in range(len(out)):
+            out[i] = keep * source[i] + new * x_new[i]
+    elif keep != 0:
+        for i in range(len(out)):
+            out[i] = keep * source[i]
+    elif new != 0:
+        for i in range(len(out)):
+            out[i] = new * x_new[i]
+    elif base != 0:
+        for i in range(len(out)):
+            out[i] = base * x_tau[i]
+    else:
+        for i in range(len(out)):
+            out[i] = 0
+    if base != 0 and (keep != 0 or new != 0):
+        for i in range(len(out)):
+            out[i] = out[i] + base * x_tau[i]
+
+
+@_compiled
+def measure(x: Vector, reference: Vector, sums: Sums, start: int, stop: int) -> None:
+    lanes = np.empty(LANES)
+    for lo in range(start, stop, CHUNK):
+        hi = min(lo + CHUNK, stop)
+        _sum_chunk(x[lo:hi], reference[lo:hi], lanes, sums, lo // CHUNK)
+
+
+@_compiled
+def _sum_chunk(x: Vector, reference: Vector, lanes: Sums, sums: Sums, chunk: int) -> None:
+    lanes[:] = 0.0
+    for lo in range(0, len(x), LANES):
+        for i in range(min(LANES, len(x) - lo)):
+            value = np.float64(x[lo + i])
+            lanes[i] += value * value
+    sums[0, chunk] = _total(lanes)
+    lanes[:] = 0.0
+    for lo in range(0, len(x), LANES):
+        for i in range(min(LANES, len(x) - lo)):
+            apart = np.float64(x[lo + i]) - np.float64(reference[lo + i])
+            lanes[i] += apart * apart
+    sums[1, chunk] = _total(lanes)
+
+
+@_compiled
+def _total(lanes: Sums) -> float:
+    total = 0.0
+    for lane in lanes:
+        total += lane
+    return total
