@@ -79,7 +79,7 @@ def mix(
             else:
                 _step(here, here, addresses[j:], coefficients[j:], lo, together)
             if len(sums):
-                _sum_chunk(here, before, lanes, sums[j], lo // CHUNK)
+                _sum_chunk(here, before, lanes, sums[j], lo // CHUNK, True)
             j += together
 
 
@@ -148,21 +148,23 @@ def _combine(  # noqa: C901 (each case is one loop)
 
 
 @_compiled
-def measure(x: Vector, reference: Vector, sums: Sums, start: int, stop: int) -> None:
+def measure(x: Vector, reference: Vector, sums: Sums, apart_matters: bool, start: int, stop: int) -> None:
     lanes = np.empty(LANES)
     for lo in range(start, stop, CHUNK):
         hi = min(lo + CHUNK, stop)
-        _sum_chunk(x[lo:hi], reference[lo:hi], lanes, sums, lo // CHUNK)
+        _sum_chunk(x[lo:hi], reference[lo:hi], lanes, sums, lo // CHUNK, apart_matters)
 
 
 @_compiled
-def _sum_chunk(x: Vector, reference: Vector, lanes: Sums, sums: Sums, chunk: int) -> None:
+def _sum_chunk(x: Vector, reference: Vector, lanes: Sums, sums: Sums, chunk: int, apart_matters: bool) -> None:
     lanes[:] = 0.0
     for lo in range(0, len(x), LANES):
         for i in range(min(LANES, len(x) - lo)):
             value = np.float64(x[lo + i])
             lanes[i] += value * value
     sums[0, chunk] = _total(lanes)
+    if not apart_matters:
+        return
     lanes[:] = 0.0
     for lo in range(0, len(x), LANES):
         for i in range(min(LANES, len(x) - lo)):

@@ -14,6 +14,7 @@ Rules kept here:
 """
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -122,10 +123,10 @@ class Updater:
         _refuse_unlike(x, origin)
         sums = np.zeros((2, _chunks(x.size)))
         loops = self._compiled_for(x.size)
-        work = _measure_numpy if loops is None else loops.measure
-        self._walk(x.size, lambda lo, hi: work(x, origin, sums, lo, hi), between)
+        work, apart_matters = _measure_numpy if loops is None else loops.measure, reference is not None
+        self._walk(x.size, lambda lo, hi: work(x, origin, sums, apart_matters, lo, hi), between)
         measured = _measured(*sums)
-        return measured if reference is not None else measured._replace(distance=measured.norm)
+        return measured if apart_matters else measured._replace(distance=measured.norm)
 
     def admit(self, update: Model, x_tau: Vector | None = None) -> Measure:
         """Measure an arrived update; one that holds NaN or infinity is refused by the name of the array."""
@@ -136,9 +137,11 @@ class Updater:
         return measured
 
     def _compiled_for(self, elements: int) -> Any:
-        """The compiled loops, if they are there; they are loaded when all that was done so far is worth it."""
+        """The compiled loops; they are loaded when what was done so far is worth it, or where numba is there anyway."""
+        if self._loops is not None:
+            return self._loops
         self._left -= elements
-        if self.compiled and self._loops is None and self._left < 0:
+        if self.compiled and (self._left < 0 or "numba" in sys.modules):
             try:
                 self._loops = import_module("offbeat.core.compiled")
             except ImportError:  # a numba that does not fit this numpy: blocked numpy does the same work
@@ -147,6 +150,9 @@ class Updater:
 
     def _walk(self, size: int, work: Callable[[int, int], None], between: Between | None) -> None:
         """Run `work(lo, hi)` on all of it: at once, or in strides where somebody wants to be called in between."""
+        if between is None and (size <= CHUNK or self._pool is None):
+            work(0, size)
+            return
         stride = size if between is None else STRIDE
         for start in range(0, size, stride):
             self._shards(start, min(start + stride, size), work)
@@ -225,7 +231,7 @@ def _mix_numpy(out: Vector, w: Vector, terms: Sequence[Term], sums: Sums, start:
                 before = before.copy()
             _combine_numpy(out[lo:hi], before, term, product[: hi - lo], lo, hi)
             if len(sums):
-                _sum_chunk_numpy(out[lo:hi], before, sums[j], lo // CHUNK)
+                _sum_chunk_numpy(out[lo:hi], before, sums[j], lo // CHUNK, apart_matters=True)
             before = out[lo:hi]
 
 
@@ -244,18 +250,19 @@ def _combine_numpy(out: Vector, before: Vector, term: Term, product: Vector, lo:
         out[:] = 0
 
 
-def _measure_numpy(x: Vector, reference: Vector, sums: Sums, start: int, stop: int) -> None:
+def _measure_numpy(x: Vector, reference: Vector, sums: Sums, apart_matters: bool, start: int, stop: int) -> None:
     for lo in range(start, stop, CHUNK):
         hi = min(lo + CHUNK, stop)
-        _sum_chunk_numpy(x[lo:hi], reference[lo:hi], sums, lo // CHUNK)
+        _sum_chunk_numpy(x[lo:hi], reference[lo:hi], sums, lo // CHUNK, apart_matters)
 
 
-def _sum_chunk_numpy(x: Vector, reference: Vector, sums: Sums, chunk: int) -> None:
+def _sum_chunk_numpy(x: Vector, reference: Vector, sums: Sums, chunk: int, apart_matters: bool) -> None:
     wide = x.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        apart = wide - reference
     sums[0, chunk] = _sum_squares_numpy(wide)
-    sums[1, chunk] = _sum_squares_numpy(apart)
+    if apart_matters:
+        with np.errstate(invalid="ignore"):
+            apart = wide - reference
+        sums[1, chunk] = _sum_squares_numpy(apart)
 
 
 def _sum_squares_numpy(values: npt.NDArray[np.float64]) -> float:
