@@ -40,6 +40,9 @@ def main(grid: Grid, _context: Context) -> None:
             replies = [*grid.pull_messages([*waiting])]
             for reply in replies:
                 waiting.discard(reply.metadata.reply_to_message_id)
+                if reply.has_error():
+                    Path(os.environ["BENCH_FAILED"]).write_text(reply.error.reason)
+                    raise RuntimeError(reply.error.reason)
                 arrays = reply.content["arrays"]
                 x = {name: (1 - ALPHA) * x[name] + ALPHA * arrays[name].numpy() for name in x}
                 notes.write("1\n")

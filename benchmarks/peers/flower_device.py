@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 app = ClientApp()
 
 
-@app.train()
+@app.train()  # type: ignore[untyped-decorator]
 def train(message: Message, context: Context) -> Message:
     """One task on one device."""
     torch.set_num_threads(1)

@@ -46,7 +46,7 @@ def fedasync(grid: Grid, tasks: int) -> float:
     return (time.perf_counter() - begun) * tasks / done
 
 
-class Whole(FedAvg):
+class Whole(FedAvg):  # type: ignore[misc]
     """Flower's FedAvg, which leaves failed tasks out without a word; here a group must be whole."""
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
