@@ -16,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 WORKERS = 8
 PARTS = 10
 ALPHA = 0.2
-LOOK_S = 0.05
+LOOK_S = 0.2
 app = ClientApp()
 server = ServerApp()
 
@@ -52,5 +52,5 @@ def main(grid: Grid, _context: Context) -> None:
 
 
 def _task(node: int, x: dict[str, Any]) -> Message:
-    arrays = ArrayRecord({name: Array(part.astype(np.float32)) for name, part in x.items()})
+    arrays = ArrayRecord({name: Array(part) for name, part in x.items()})
     return Message(RecordDict({"arrays": arrays}), dst_node_id=node, message_type=MessageType.TRAIN)
