@@ -33,7 +33,8 @@ SCRIPTS = ROOT / "benchmarks" / "peers"
 INSTALL_S = 1800.0
 SAID_MAX = 300
 """Characters of what a peer says when it fails."""
-TASKS, WARM_TASKS = 400, 50
+TASKS, PLAIN_TASKS, WARM_TASKS = 400, 1200, 50
+"""Of a peer; of the plain loop, so that it takes about as long; and of the plain loop before it counts."""
 NET_MB = 10
 NAMES = {"appfl": "APPFL", "flower": "Flower"}
 SIMULATIONS = {
@@ -90,7 +91,7 @@ def _simulations(results: Results, scale: Scale, tell: Tell, pythons: dict[str, 
             continue
         command = [pythons[peer], "-W", "ignore", str(SCRIPTS / script), *arguments]
         contestants: dict[str, Contestant] = {
-            "plain": lambda: plain.rate(TASKS),
+            "plain": lambda: plain.rate(PLAIN_TASKS),
             name: partial(_tasks_per_s, command, scale.peer_s),
         }
         with _left_out(results, name):
