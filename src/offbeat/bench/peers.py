@@ -49,7 +49,7 @@ AROUND = {
     "RAY_agent_register_timeout_ms": "120000",
     "RAY_worker_niceness": "0",
 }
-"""A peer reports to nobody. Ray's actors have the priority of other processes, or a busy machine would starve Flower
+"""A peer reports to nobody. Ray's actors have the priority of other processes, or a busy machine would slow Flower
 alone, and its parts have time to start."""
 
 
