@@ -33,8 +33,9 @@ def server(model: dict[str, Any], devices: int, folder: Path, epochs: int = EPOC
         "server_configs": {
             "num_clients": devices,
             "num_global_epochs": epochs,
+            "optimize_memory": False,
             "scheduler": "AsyncScheduler",
-            "scheduler_kwargs": {"num_clients": devices},
+            "scheduler_kwargs": {"num_clients": devices, "optimize_memory": False},
             "aggregator": "FedAsyncAggregator",
             "aggregator_kwargs": {
                 "alpha": 0.6,

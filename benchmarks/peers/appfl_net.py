@@ -4,27 +4,28 @@ appfl_net.py run PYTHON MB SECONDS FOLDER starts all with the interpreter of the
 found; server MB PORT FOLDER, and worker NAME PORT NOTES, are started by it.
 """
 
-import socket
 import sys
 from pathlib import Path
 
 WORKERS = 8
+FAST = {"optimize_memory": False}
+"""Its faster side: otherwise it collects garbage several times for every update."""
 
 
 def run(python: str, mb: str, seconds: float, folder: Path) -> None:
     """Start all, let them work, count."""
-    from spawned import Cast, lines, tell, watched
+    from spawned import Cast, free_ports, lines, listens, tell, watched
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    (port,) = free_ports(1)
     notes = [folder / f"worker-{number}.notes" for number in range(WORKERS)]
+    program = (python, "-W", "ignore", __file__)
     with Cast(folder) as cast:
-        server = cast.start("server", [python, "-W", "ignore", __file__, "server", mb, port, str(folder)])
-        cast.wait((folder / "ready").exists, "the server's start")
+        server = cast.start("server", [*program, "server", mb, str(port), str(folder)])
+        cast.wait(lambda: listens(port), "the server's start")
         for number, path in enumerate(notes):
-            cast.start(path.stem, [python, "-W", "ignore", __file__, "worker", str(number), port, str(path)])
-        cast.wait(lambda: lines(notes) >= WORKERS, "the first updates")
-        tell(watched([server], lambda: lines(notes), seconds))
+            cast.start(path.stem, [*program, "worker", str(number), str(port), str(path)])
+        cast.wait(lambda: all(lines([path]) for path in notes), "an update of every worker")
+        tell(watched(cast, server, lambda: lines(notes), seconds))
 
 
 def serve(mb: int, port: str, folder: Path) -> None:
@@ -36,8 +37,7 @@ def serve(mb: int, port: str, folder: Path) -> None:
     from appfl.comm.grpc import serve as listen
 
     agent = appfl_agents.server({"model_name": "untrained", "model_kwargs": {"mb": mb}}, WORKERS, folder)
-    (folder / "ready").touch()
-    listen(GRPCServerCommunicator(agent, logger=agent.logger), server_uri=f"127.0.0.1:{port}")
+    listen(GRPCServerCommunicator(agent, logger=agent.logger, **FAST), server_uri=f"127.0.0.1:{port}")
 
 
 def work(name: str, port: str, notes: Path) -> None:
@@ -47,7 +47,7 @@ def work(name: str, port: str, notes: Path) -> None:
     appfl_agents.prepare()
     from appfl.comm.grpc import GRPCClientCommunicator
 
-    line = GRPCClientCommunicator(f"worker-{name}", server_uri=f"127.0.0.1:{port}")
+    line = GRPCClientCommunicator(f"worker-{name}", server_uri=f"127.0.0.1:{port}", **FAST)
     line.get_configuration()
     model = line.get_global_model(init_model=True)
     with notes.open("w", buffering=1) as file:
@@ -58,10 +58,12 @@ def work(name: str, port: str, notes: Path) -> None:
 
 
 if __name__ == "__main__":
-    role, *rest = sys.argv[1:]
-    if role == "run":
-        run(rest[0], rest[1], float(rest[2]), Path(rest[3]))
-    elif role == "server":
-        serve(int(rest[0]), rest[1], Path(rest[2]))
-    else:
-        work(rest[0], rest[1], Path(rest[2]))
+    match sys.argv[1:]:
+        case ["run", python, mb, seconds, folder]:
+            run(python, mb, float(seconds), Path(folder))
+        case ["server", mb, port, folder]:
+            serve(int(mb), port, Path(folder))
+        case ["worker", name, port, notes]:
+            work(name, port, Path(notes))
+        case _:
+            raise SystemExit(__doc__)

@@ -1,4 +1,7 @@
-"""Tasks per second of APPFL's virtual-time simulator: 100 devices, all in flight, the perceptron on digits."""
+"""Tasks per second of APPFL's virtual-time simulator: 100 devices, all in flight, the perceptron on digits.
+
+appfl_sim.py TASKS.
+"""
 
 import json
 import random
@@ -33,4 +36,6 @@ def main(tasks: int) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
     main(int(sys.argv[1]))

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 WORKERS = 8
 PARTS = 10
 ALPHA = 0.2
-LOOK_S = 0.05
+LOOK_S = 0.2
 app = ClientApp()
 server = ServerApp()
 
@@ -40,6 +40,9 @@ def main(grid: Grid, _context: Context) -> None:
             replies = [*grid.pull_messages([*waiting])]
             for reply in replies:
                 waiting.discard(reply.metadata.reply_to_message_id)
+                if reply.has_error():
+                    Path(os.environ["BENCH_FAILED"]).write_text(reply.error.reason)
+                    raise RuntimeError(reply.error.reason)
                 arrays = reply.content["arrays"]
                 x = {name: (1 - ALPHA) * x[name] + ALPHA * arrays[name].numpy() for name in x}
                 notes.write("1\n")
@@ -49,5 +52,5 @@ def main(grid: Grid, _context: Context) -> None:
 
 
 def _task(node: int, x: dict[str, Any]) -> Message:
-    arrays = ArrayRecord({name: Array(part.astype(np.float32)) for name, part in x.items()})
+    arrays = ArrayRecord({name: Array(part) for name, part in x.items()})
     return Message(RecordDict({"arrays": arrays}), dst_node_id=node, message_type=MessageType.TRAIN)

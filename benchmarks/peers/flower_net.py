@@ -3,15 +3,14 @@
 flower_net.py PYTHON MB SECONDS FOLDER starts all from the environment of that interpreter, and prints what it found.
 """
 
+import os
 import shutil
-import socket
 import sys
 from pathlib import Path
 
-from spawned import Cast, lines, tell, watched
+from spawned import HOST, Cast, free_ports, lines, listens, tell, watched
 
 WORKERS = 8
-HOST = "127.0.0.1"
 PROJECT = """
 [project]
 name = "untrained"
@@ -40,16 +39,13 @@ insecure = true
 
 def main(python: Path, mb: str, seconds: float, folder: Path) -> None:
     """Start all, let them work, count."""
-    ports = _free_ports(WORKERS + 1)
+    ports = free_ports(WORKERS + 1)
     address, notes = f"{HOST}:{ports[0]}", folder / "notes"
     _write_project(folder, address)
-    around = {
-        "FLWR_HOME": str(folder / "home"),
-        "BENCH_MB": mb,
-        "BENCH_NOTES": str(notes),
-        "FLWR_TELEMETRY_ENABLED": "0",
-    }
-    around["PATH"] = f"{python.parent}:/usr/local/bin:/usr/bin:/bin"
+    path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    failed = folder / "failed"
+    around = {"BENCH_MB": mb, "BENCH_NOTES": str(notes), "BENCH_FAILED": str(failed)}
+    around |= {"FLWR_HOME": str(folder / "home"), "PATH": path}
     with Cast(folder) as cast:
 
         def start(name: str, program: str, *arguments: str) -> int:
@@ -59,12 +55,15 @@ def main(python: Path, mb: str, seconds: float, folder: Path) -> None:
         server = start(
             "superlink", "flower-superlink", *plain, str(ports[0]), "--disable-runtime-dependency-installation"
         )
-        cast.wait(lambda: _listens(ports[0]), "the SuperLink's start")
+        cast.wait(lambda: listens(ports[0]), "the SuperLink's start")
         for number, port in enumerate(ports[1:]):
             start(f"supernode-{number}", "flower-supernode", *plain, str(port), "--superlink", address)
         start("run", "flwr", "run", str(folder / "project"), "bench")
-        cast.wait(lambda: lines([notes]) >= WORKERS, "the first updates")
-        tell(watched([server], lambda: lines([notes]), seconds))
+        cast.wait(lambda: failed.exists() or lines([notes]) >= WORKERS, "an update of every worker")
+        found = watched(cast, server, lambda: lines([notes]), seconds)
+    if failed.exists():
+        raise SystemExit(f"a task failed: {failed.read_text().strip().splitlines()[-1]}")
+    tell(found)
 
 
 def _write_project(folder: Path, address: str) -> None:
@@ -77,18 +76,7 @@ def _write_project(folder: Path, address: str) -> None:
     (folder / "home" / "config.toml").write_text(CONNECTION.format(address=address))
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as line:
-        return line.connect_ex((HOST, port)) == 0
-
-
 if __name__ == "__main__":
+    if len(sys.argv) != 5:
+        raise SystemExit(__doc__)
     main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), Path(sys.argv[4]))

@@ -5,24 +5,31 @@ This runs in Offbeat's own environment; what it starts runs in the peer's.
 
 import json
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from offbeat.bench.peers import family
 from offbeat.bench.process_tree import cpu_s, memory
 
-START_S = 240.0
+HOST = "127.0.0.1"
+START_S = 180.0
 END_S = 10.0
 LOOK_S = 0.2
+UPDATES_MIN, WINDOWS_MAX = 16, 5
 
 
 class Cast:
-    """Processes that are ended when this is left."""
+    """Processes that are ended when this is left, with all that they have started."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.processes = folder, list[subprocess.Popen[bytes]]()
+        self.folder, self.processes = folder, dict[str, subprocess.Popen[bytes]]()
 
     def __enter__(self) -> "Cast":
         return self
@@ -30,47 +37,78 @@ class Cast:
     def start(self, name: str, command: Sequence[str], environment: dict[str, str] | None = None) -> int:
         """One more; what it says goes to a file."""
         with (self.folder / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(  # noqa: S603 (a program of the peer's)
+            self.processes[name] = subprocess.Popen(  # noqa: S603 (a program of the peer's)
                 command, stdout=log, stderr=log, cwd=self.folder, env={**os.environ, **(environment or {})}
             )
-        self.processes.append(process)
-        return process.pid
+        return self.processes[name].pid
 
-    def wait(self, holds: Callable[[], bool], what: str) -> None:
+    def wait(self, holds: Callable[[], bool], what: str, limit_s: float = START_S) -> None:
         """Until this is so."""
-        until = time.monotonic() + START_S
+        until = time.monotonic() + limit_s
         while not holds():
-            if time.monotonic() > until or any(process.poll() for process in self.processes):
-                logs = {path.name: path.read_text(errors="replace")[-300:] for path in self.folder.glob("*.log")}
-                raise SystemExit(f"{what} did not happen: {logs}")
+            self.check()
+            if time.monotonic() > until:
+                raise SystemExit(f"{what} did not happen in {limit_s:g} s")
             time.sleep(LOOK_S)
 
+    def check(self) -> None:
+        """Has none of them failed?"""
+        for name, process in self.processes.items():
+            if process.poll():
+                said = (self.folder / f"{name}.log").read_text(errors="replace").strip().splitlines()
+                raise SystemExit(f"{name} ended with {process.returncode}: {(said or ['it said nothing'])[-1]}")
+
     def __exit__(self, *_: object) -> None:
-        for process in reversed(self.processes):
+        running = [process for process in self.processes.values() if process.poll() is None]
+        started = [one for process in running for one in family(process)]
+        for process in reversed(running):
             process.terminate()
-        for process in self.processes:
-            try:
-                process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        _, left = psutil.wait_procs(started, END_S)
+        for one in left:  # some have a session of their own, and do not hear what their parents hear
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        for process in running:
+            process.wait()
 
 
-def watched(server: Sequence[int], applied: Callable[[], int], seconds: float) -> dict[str, Any]:
-    """Updates per second, the server's processor time for each, and the most memory it had."""
-    before, cpu, begun = applied(), sum(map(cpu_s, server)), time.monotonic()
-    time.sleep(seconds)
+def watched(cast: Cast, server: int, applied: Callable[[], int], seconds: float) -> dict[str, Any]:
+    """Updates per second, the server's processor time for each, and the most memory it had.
+
+    Where updates are slow to come, it takes a few times as long.
+    """
+    before, cpu, begun = applied(), cpu_s(server), time.monotonic()
+    for _ in range(WINDOWS_MAX):
+        time.sleep(seconds)
+        cast.check()
+        if applied() - before >= UPDATES_MIN:
+            break
     count, took = applied() - before, time.monotonic() - begun
     return {
+        "updates": count,
         "updates_per_s": count / took,
-        "server_cpu_s": (sum(map(cpu_s, server)) - cpu) / max(1, count),
-        "server_peak_mb": sum(memory(number).peak for number in server) / 1e6,
+        "server_cpu_s": (cpu_s(server) - cpu) / max(1, count),
+        "server_peak_mb": memory(server).peak / 1e6,
     }
 
 
 def lines(paths: Sequence[Path]) -> int:
     """How many updates the workers, or the server, noted: one line for each."""
     return sum(path.read_bytes().count(b"\n") for path in paths if path.is_file())
+
+
+def listens(port: int) -> bool:
+    """Is somebody there?"""
+    with socket.socket() as line:
+        return line.connect_ex((HOST, port)) == 0
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody has at the moment."""
+    sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
 
 
 def tell(found: dict[str, Any]) -> None:

@@ -2,19 +2,25 @@
 
 Rules kept here:
 - The scripts lie in the repository, under benchmarks/peers, and are no part of the package.
-- A peer has a time limit. One that fails or takes longer is left out, and why is said; the rest goes on.
+- A peer has a time limit. One that fails or takes longer is left out, and why is said in a line; the rest goes on.
+- Whatever a peer has started is ended with it, each process by its own number, and its temporary files are removed.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import IO
+
+import psutil
 
 from offbeat.bench.bars import MB
 from offbeat.bench.machine import ROOT
@@ -25,7 +31,10 @@ from offbeat.errors import OffbeatError
 
 SCRIPTS = ROOT / "benchmarks" / "peers"
 INSTALL_S = 1800.0
-TASKS = 400
+SAID_MAX = 300
+"""Characters of what a peer says when it fails."""
+TASKS, PLAIN_TASKS, WARM_TASKS = 400, 1200, 50
+"""Of a peer; of the plain loop, so that it takes about as long; and of the plain loop before it counts."""
 NET_MB = 10
 NAMES = {"appfl": "APPFL", "flower": "Flower"}
 SIMULATIONS = {
@@ -33,6 +42,15 @@ SIMULATIONS = {
     "Flower, FedAsync by hand": ("flower", "flower_sim.py", "async", str(TASKS)),
     "Flower, its own FedAvg": ("flower", "flower_sim.py", "fedavg", str(TASKS)),
 }
+AROUND = {
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_agent_register_timeout_ms": "120000",
+    "RAY_worker_niceness": "0",
+}
+"""A peer reports to nobody. Ray's actors have the priority of other processes, or a busy machine would slow Flower
+alone, and its parts have time to start."""
 
 
 class PeerFailed(OffbeatError):
@@ -67,17 +85,22 @@ def _simulations(results: Results, scale: Scale, tell: Tell, pythons: dict[str, 
     from offbeat.tasks.digits import digits
 
     plain = PlainLoop(digits())
+    plain.rate(WARM_TASKS)  # the first ones are slower, and only one of the peers would have the advantage
     for name, (peer, script, *arguments) in SIMULATIONS.items():
         if peer not in pythons:
             continue
         command = [pythons[peer], "-W", "ignore", str(SCRIPTS / script), *arguments]
         contestants: dict[str, Contestant] = {
-            "plain": lambda: plain.rate(scale.sim_plain_tasks),
-            name: partial(_figure, command, "tasks_per_s", scale.peer_s),
+            "plain": lambda: plain.rate(PLAIN_TASKS),
+            name: partial(_tasks_per_s, command, scale.peer_s),
         }
         with _left_out(results, name):
             turns = take_turns(contestants, scale.peer_turns, tell, "peers, sim S")
             results.note_turns(f"peers, sim S, {name}, against the plain loop", "tasks/s", turns, name, "plain")
+
+
+def _tasks_per_s(command: Sequence[str], limit_s: float) -> float:
+    return _figures(command, limit_s, "tasks_per_s")["tasks_per_s"]
 
 
 # --- network ---------------------------------------------------------------------------------------------------------
@@ -99,7 +122,7 @@ def _network(results: Results, scale: Scale, tell: Tell, pythons: dict[str, str]
         return ours(place, NET_MB * MB // BYTES, scale.net_s).updates_per_s
 
     for peer, python in pythons.items():
-        found: list[dict[str, Any]] = []
+        found: list[dict[str, float]] = []
         contestants: dict[str, Contestant] = {
             "ours": partial(in_folder, of_ours),
             peer: partial(in_folder, partial(_exchange, peer, python, scale, found)),
@@ -109,20 +132,21 @@ def _network(results: Results, scale: Scale, tell: Tell, pythons: dict[str, str]
             results.put_turns(f"net_10mb_{peer}", turns, "ours", peer)
             what = f"peers, net, {NET_MB} MB, {NAMES[peer]}"
             results.note(f"{what}, updates", turns.median(peer), "updates/s")
-            results.note(f"{what}, server's processor time per update", 1e3 * found[-1]["server_cpu_s"], "ms")
-            results.note(f"{what}, server's peak memory", found[-1]["server_peak_mb"], "MB")
+            cpu_s, peak_mb = (median(one[name] for one in found) for name in ("server_cpu_s", "server_peak_mb"))
+            results.note(f"{what}, server's processor time per update", 1e3 * cpu_s, "ms")
+            results.note(f"{what}, server's peak memory", peak_mb, "MB")
 
 
-def _exchange(peer: str, python: str, scale: Scale, found: list[dict[str, Any]], place: Path) -> float:
+def _exchange(peer: str, python: str, scale: Scale, found: list[dict[str, float]], place: Path) -> float:
     """Updates per second; everything that was found is left in `found`."""
     place.mkdir(parents=True)
     role = ("run",) if peer == "appfl" else ()
     arguments = (python, str(NET_MB), str(scale.peer_net_s), str(place.resolve()))
-    said = _said([sys.executable, str(SCRIPTS / f"{peer}_net.py"), *role, *arguments], scale.peer_s + scale.peer_net_s)
-    found.append(json.loads(said))
+    command = [sys.executable, str(SCRIPTS / f"{peer}_net.py"), *role, *arguments]
+    found.append(_figures(command, scale.peer_s + scale.peer_net_s, "updates_per_s", "server_cpu_s", "server_peak_mb"))
     if not found[-1]["updates_per_s"]:
         raise PeerFailed(f"no update came in {scale.peer_net_s:g} s")
-    return float(found[-1]["updates_per_s"])
+    return found[-1]["updates_per_s"]
 
 
 # --- processes -------------------------------------------------------------------------------------------------------
@@ -137,19 +161,59 @@ def _left_out(results: Results, name: str, *keys: str) -> Iterator[None]:
         results.skip(f"{name}: {error}", *keys)
 
 
-def _figure(command: Sequence[str], name: str, limit_s: float) -> float:
-    return float(json.loads(_said(command, limit_s))[name])
+def _figures(command: Sequence[str], limit_s: float, *names: str) -> dict[str, float]:
+    """What a script found, which it says on its last line."""
+    said = _said(command, limit_s)
+    try:
+        found = json.loads(said)
+        return {name: float(found[name]) for name in names}
+    except (KeyError, TypeError, ValueError):
+        raise PeerFailed(f"it did not say a figure, but {said[-SAID_MAX:]}") from None
 
 
 def _said(command: Sequence[str], limit_s: float) -> str:
     """The last line that a program prints."""
+    with tempfile.TemporaryDirectory(prefix="peer-", ignore_cleanup_errors=True) as name:
+        out, errors, around = Path(name, "out"), Path(name, "errors"), {**os.environ, **AROUND, "TMPDIR": name}
+        with out.open("wb") as stdout, errors.open("wb") as stderr:
+            process = _started(command, stdout, stderr, around)
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise PeerFailed(f"it took longer than {limit_s:g} s") from None
+        finally:
+            end_all(process)
+        said = _lines(out)
+        if process.returncode or not said:
+            raise PeerFailed((_lines(errors) or ["it said nothing"])[-1][-SAID_MAX:])
+        return said[-1]
+
+
+def _started(
+    command: Sequence[str], stdout: IO[bytes], stderr: IO[bytes], around: dict[str, str]
+) -> "subprocess.Popen[bytes]":
     try:
-        done = subprocess.run(  # noqa: S603 (our own scripts)
-            command, capture_output=True, text=True, errors="replace", timeout=limit_s, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise PeerFailed(f"it took longer than {limit_s:g} s") from None
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        raise PeerFailed((done.stderr.strip() or "it said nothing")[-300:])
-    return lines[-1]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=around)  # noqa: S603 (our own scripts)
+    except OSError as error:
+        raise PeerFailed(f"{command[0]} cannot be run: {error.strerror}") from error
+
+
+def end_all(process: "subprocess.Popen[bytes]") -> None:
+    """End a process and all that it has started, at once; nothing where it has ended: its number may be another's."""
+    if process.poll() is not None:
+        return
+    for one in family(process):
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.wait()
+
+
+def family(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    """A process that has not been waited for, and all that it has started."""
+    root = psutil.Process(process.pid)
+    return [root, *root.children(recursive=True)]
+
+
+def _lines(path: Path) -> list[str]:
+    """What was said, without empty lines."""
+    return [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
