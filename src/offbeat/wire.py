@@ -25,6 +25,8 @@ FLOAT_BYTES = 4
 HEADER_MAX = 16 << 20
 """Bytes of a header; a layout of ten thousand arrays needs one."""
 METADATA = "__metadata__"
+UNLOADED_MIN = 32 << 20
+"""Smaller files may stay in memory while they are used."""
 DTYPES = {
     "F64": "<f8",
     "F32": "<f4",
@@ -203,10 +205,10 @@ def mapped(path: Path, layout: Layout) -> Model:
 
 
 def unload(vectors: Iterable[Vector]) -> None:
-    """Give back the memory that mapped ones took while they were read; whoever reads on gets it from the file again."""
+    """Give back the memory that large mapped ones took while they were read; whoever reads on gets it from the file."""
     for vector in vectors:
         source = getattr(vector.base, "obj", None)
-        if isinstance(source, mmap.mmap):
+        if isinstance(source, mmap.mmap) and len(source) >= UNLOADED_MIN:
             source.madvise(mmap.MADV_DONTNEED)
 
 

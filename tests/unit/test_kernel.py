@@ -464,3 +464,19 @@ def test_a_numba_that_cannot_be_imported_does_no_harm(monkeypatch: pytest.Monkey
     updater.warm()
     assert not updater.compiled
     assert updater.measure(GOOD) == PLAIN.measure(GOOD)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+def test_one_number_that_is_not_finite_is_found_wherever_it_is(updater: Updater, size: int, bad: float) -> None:
+    for number in (np.float32(3.4e38), np.float32(1e-45), np.float32(0), np.float32(-1)):
+        x = np.full(size, number, np.float32)
+        assert updater.finite(x)
+        for place in (0, size // 2, size - 1):
+            x[place] = bad
+            assert not updater.finite(x)
+            assert not updater.measure(x).finite
+            x[place] = number
+    called: list[int] = []
+    assert updater.finite(x, between=lambda: called.append(1))
+    assert called

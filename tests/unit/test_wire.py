@@ -15,7 +15,17 @@ from safetensors.numpy import load, save
 from offbeat import wire
 from offbeat.core.layout import Array, Model
 from offbeat.errors import InvalidValue, LayoutMismatch
-from offbeat.wire import BadPayload, HeaderReader, body_of, header_of, mapped, read_header, unload, unpack
+from offbeat.wire import (
+    UNLOADED_MIN,
+    BadPayload,
+    HeaderReader,
+    body_of,
+    header_of,
+    mapped,
+    read_header,
+    unload,
+    unpack,
+)
 
 SMAPS = Path("/proc/self/smaps")
 
@@ -205,11 +215,11 @@ def test_what_is_unloaded_can_be_read_again(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not SMAPS.exists(), reason="only Linux tells what of a file is in memory")
 def test_what_is_unloaded_takes_no_memory(tmp_path: Path) -> None:
-    of, file = Model.of({"x": np.ones(1 << 20, np.float32)}), tmp_path / "x.safetensors"
+    of, file = Model.of({"x": np.ones(UNLOADED_MIN // 4, np.float32)}), tmp_path / "x.safetensors"
     file.write_bytes(packed(of))
     there = mapped(file, of.layout)
     assert there.vector.sum() == of.vector.size
-    assert resident_kb(file) >= 4096
+    assert resident_kb(file) >= UNLOADED_MIN >> 10
     unload([there.vector])
     assert resident_kb(file) == 0
 

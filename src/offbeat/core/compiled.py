@@ -16,6 +16,8 @@ import numpy.typing as npt
 from offbeat.core.kernel import CHUNK, LANES, Sums
 from offbeat.core.layout import Vector
 
+EXPONENT = np.uint32(0x7F800000)
+"""All its bits are set in infinities and NaN, and in nothing else."""
 FUSED = 4
 """Terms that are mixed in one loop."""
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -153,6 +155,15 @@ def measure(x: Vector, reference: Vector, sums: Sums, apart_matters: bool, start
     for lo in range(start, stop, CHUNK):
         hi = min(lo + CHUNK, stop)
         _sum_chunk(x[lo:hi], reference[lo:hi], lanes, sums, lo // CHUNK, apart_matters)
+
+
+@_compiled
+def finite(x: Vector, start: int, stop: int) -> bool:
+    part = x[start:stop].view(np.uint32)
+    bad = np.uint32(0)
+    for i in range(len(part)):
+        bad |= np.uint32(1) if part[i] & EXPONENT == EXPONENT else np.uint32(0)
+    return bool(bad == 0)
 
 
 @_compiled

@@ -92,6 +92,7 @@ class Updater:
         frozen.setflags(write=False)  # versions and updates are: numba compiles anew for what may be written to
         self.mix(np.empty_like(frozen), frozen, [Term(Mix(1.0, 0.0, 0.0, publish=True), frozen)])
         self.measure(frozen)
+        self.finite(frozen)
 
     def mix(
         self, out: Vector, w: Vector, terms: Sequence[Term], *, measure: bool = False, between: Between | None = None
@@ -127,6 +128,14 @@ class Updater:
         self._walk(x.size, lambda lo, hi: work(x, origin, sums, apart_matters, lo, hi), between)
         measured = _measured(*sums)
         return measured if apart_matters else measured._replace(distance=measured.norm)
+
+    def finite(self, x: Vector, *, between: Between | None = None) -> bool:
+        """Is all of x finite? Several times as fast as to measure it."""
+        _refuse_unlike(x)
+        loops, seen = self._compiled_for(x.size), list[bool]()
+        check = _finite_numpy if loops is None else loops.finite
+        self._walk(x.size, lambda lo, hi: seen.append(check(x, lo, hi)), between)
+        return all(seen)
 
     def admit(self, update: Model, x_tau: Vector | None = None) -> Measure:
         """Measure an arrived update; one that holds NaN or infinity is refused by the name of the array."""
@@ -254,6 +263,10 @@ def _measure_numpy(x: Vector, reference: Vector, sums: Sums, apart_matters: bool
     for lo in range(start, stop, CHUNK):
         hi = min(lo + CHUNK, stop)
         _sum_chunk_numpy(x[lo:hi], reference[lo:hi], sums, lo // CHUNK, apart_matters)
+
+
+def _finite_numpy(x: Vector, start: int, stop: int) -> bool:
+    return all(bool(np.isfinite(x[lo : min(lo + CHUNK, stop)]).all()) for lo in range(start, stop, CHUNK))
 
 
 def _sum_chunk_numpy(x: Vector, reference: Vector, sums: Sums, chunk: int, apart_matters: bool) -> None:

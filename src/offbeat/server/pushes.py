@@ -304,17 +304,18 @@ async def say_continue(request: web.Request) -> None:
 
 async def _written(request: web.Request, service: Service, upload: Upload) -> None:
     """Write what comes, in large pieces; what came before a cut is written too, so that it need not come again."""
-    waiting, stall_s = bytearray(), service.limits.stall_s
+    waiting, size, stall_s = list[bytes](), 0, service.limits.stall_s
     until = monotonic() + PIECE_STALLS * stall_s
     try:
         while not request.content.at_eof():
             async with asyncio.timeout(min(stall_s, until - monotonic())):
                 data = await request.content.readany()
             service.metrics.received(len(data))
-            waiting += data
-            if len(waiting) >= PIECE:
-                piece, waiting = waiting, bytearray()
-                await service.off_loop(upload.write, piece)
+            waiting.append(data)
+            size += len(data)
+            if size >= PIECE:
+                piece, waiting, size = waiting, [], 0
+                await service.off_loop(upload.write, *piece)
                 until = monotonic() + PIECE_STALLS * stall_s
     except TimeoutError:
         await _rest(service, upload, waiting)
@@ -323,12 +324,12 @@ async def _written(request: web.Request, service: Service, upload: Upload) -> No
         await _rest(service, upload, waiting)
         raise
     if waiting:
-        await service.off_loop(upload.write, waiting)
+        await service.off_loop(upload.write, *waiting)
 
 
-async def _rest(service: Service, upload: Upload, waiting: bytearray) -> None:
+async def _rest(service: Service, upload: Upload, waiting: list[bytes]) -> None:
     with suppress(InvalidValue, OSError):
-        await service.off_loop(upload.write, waiting)
+        await service.off_loop(upload.write, *waiting)
 
 
 def _abandon(upload: Upload) -> None:

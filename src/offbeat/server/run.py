@@ -20,8 +20,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from offbeat.core.kernel import Measure, Updater
-from offbeat.core.layout import Carried, Layout, Model, Slot
+from offbeat.core.kernel import Updater
+from offbeat.core.layout import Carried, Layout, Model, Slot, Vector
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue
 from offbeat.protocol.coordinator import Coordinator
@@ -226,19 +226,21 @@ class ServedRun:
 
     def _seen(self, update: Model, lease: Lease | None) -> tuple[bool, float | None, bool]:
         """Is it finite, how far is it from x_tau where that matters, and is x_tau gone where it is needed?"""
+        x = update.vector
         if lease is None or not self.versions.on_disk:
-            return self._measured(update).finite, None, False
+            return self._finite(x), None, False
         try:
-            seen = self._measured(update, self.versions.of(lease.tau))
+            x_tau = self.versions.of(lease.tau).vector
         except VersionGone:
-            return self._measured(update).finite, None, True
-        return seen.finite, seen.distance if self.coordinator.needs_distance else None, False
+            return self._finite(x), None, True
+        if not self.coordinator.needs_distance:
+            return self._finite(x), None, False
+        seen = self.updater.measure(x, x_tau, between=lambda: unload([x, x_tau]))
+        return seen.finite, seen.distance, False
 
-    def _measured(self, update: Model, x_tau: Model | None = None) -> Measure:
-        """Measure it a few megabytes at a time: many large ones may come at once."""
-        reference = None if x_tau is None else x_tau.vector
-        read = [update.vector] if reference is None else [update.vector, reference]
-        return self.updater.measure(update.vector, reference, between=lambda: unload(read))
+    def _finite(self, x: Vector) -> bool:
+        """Read a few megabytes at a time: many large updates may come at once."""
+        return self.updater.finite(x, between=lambda: unload([x]))
 
     def _judged(self, task: int, done: "Future[list[Command]]", unpin: ExitStack) -> None:
         unpin.close()

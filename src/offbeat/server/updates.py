@@ -39,8 +39,12 @@ class Upload:
         self._head: HeaderReader | None = HeaderReader() if at == 0 else None
         folder.opened(task)
 
-    def write(self, data: Bytes) -> None:
+    def write(self, *parts: Bytes) -> None:
         """Append; bytes beyond the announced size, and a header that is not the model's, are refused at once."""
+        for data in parts:
+            self._write(data)
+
+    def _write(self, data: Bytes) -> None:
         if self.at + len(data) > self.size:
             raise BadPayload(f"the update has more than the {self.size} bytes that were announced")
         if self._head is not None:

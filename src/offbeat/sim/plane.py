@@ -50,10 +50,12 @@ class Plane:
         if job is None:
             return UpdateArrived(at, lease.worker, lease.task, samples=1, gradients=0)
         update = _done(job)
-        reference = job.x_tau.vector if self.needs_distance else None
-        seen = self.updater.measure(update.x_new.vector, reference)
-        distance = seen.distance if self.needs_distance else None
-        numbers = (update.trained.samples, update.trained.gradients, seen.finite, distance)
+        x_new, distance = update.x_new.vector, None
+        if self.needs_distance:
+            finite, _, distance = self.updater.measure(x_new, job.x_tau.vector)
+        else:
+            finite = self.updater.finite(x_new)
+        numbers = (update.trained.samples, update.trained.gradients, finite, distance)
         return UpdateArrived(at, lease.worker, lease.task, *numbers, spent=spent)
 
     def mix(self, decision: Decision) -> None:
