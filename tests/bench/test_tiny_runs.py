@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from offbeat.bench import events, idle, kernel, large, sim
+from offbeat.bench.bars import BARS
 from offbeat.bench.machine import memory_available
 from offbeat.bench.plain import PlainLoop
 from offbeat.bench.process_tree import cpu_s, memory, tree
@@ -24,6 +25,8 @@ from offbeat.sim.executors import Inline
 from offbeat.tasks.digits import digits
 
 ROOT = Path(__file__).parents[2]
+TRIES = 3
+"""A busy moment of the machine is no regression: one is there every time."""
 TINY = replace(
     QUICK,
     turns=1,
@@ -135,21 +138,28 @@ def test_a_tree_of_processes_is_seen_whole() -> None:
         parent.communicate(b"\n")
 
 
+def quick(folder: Path) -> "subprocess.CompletedProcess[str]":
+    """The one-minute version, held against what was recorded."""
+    folder.mkdir()
+    recorded = ROOT / "benchmarks" / "recorded.json"
+    arguments = ("bench", "all", "--quick", "--json", "--dir", str(folder), "--against", str(recorded))
+    command = [sys.executable, "-m", "offbeat", *arguments, "--markdown", str(folder / "table.md")]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.slow
 def test_the_command_prints_every_key_on_its_last_line_and_nothing_regressed_grossly(tmp_path: Path) -> None:
-    from offbeat.bench.bars import BARS
-
-    recorded = ROOT / "benchmarks" / "recorded.json"
-    arguments = ("bench", "all", "--quick", "--json", "--dir", str(tmp_path), "--against", str(recorded))
-    done = subprocess.run(
-        [sys.executable, "-m", "offbeat", *arguments, "--markdown", str(tmp_path / "table.md")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert BARS.keys() <= found.keys()
-    for key in (key for key in BARS if found[key]["ratio"] is None):
-        assert found[key]["why_not"], key
-    assert (tmp_path / "table.md").read_text().count("\n| ") > len(BARS)
+    worse: set[str] | None = None
+    for number in range(TRIES):
+        done = quick(tmp_path / str(number))
+        found = json.loads(done.stdout.splitlines()[-1])
+        assert BARS.keys() <= found.keys(), done.stderr
+        for key in (key for key in BARS if found[key]["ratio"] is None):
+            assert found[key]["why_not"], key
+        assert (tmp_path / str(number) / "table.md").read_text().count("\n| ") > len(BARS)
+        said = {line.partition(":")[0] for line in done.stderr.splitlines() if "less than half" in line}
+        assert bool(said) == bool(done.returncode), done.stderr
+        worse = said if worse is None else worse & said
+        if not worse:
+            return
+    raise AssertionError(f"less than half of the recorded ratio, {TRIES} times in a row: {worse}")

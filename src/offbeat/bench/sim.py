@@ -73,13 +73,13 @@ def _small(results: Results, scale: Scale, tell: Tell, folder: Path) -> None:
     for name in (*DEVICE_MODELS, "comparison"):
         results.put_turns(f"sim_s_{name}", turns, name, "plain")
     for name, mean in lanes.items():
-        results.note(f"sim S, {DEVICE_MODELS[name]}, mean lanes per batch", mean, "lanes")
+        results.note(f"sim S, {DEVICE_MODELS[name]}, trainings at once, mean", mean, "lanes")
     results.note("sim S, overhead per task, training nothing", 1e6 / turns.median("untrained"), "us")
     results.note_turns("sim S, plain loop, two threads against one", "tasks/s", turns, "plain, 2 threads", "plain")
 
 
 def simulated(task: AnyTask, name: str, epochs: int, lanes: dict[str, float]) -> float:
-    """Tasks per second of one run; the mean lanes per batch are left in `lanes`."""
+    """Tasks per second of one run; how many trained at once, in the mean, is left in `lanes`."""
     settings: dict[str, Any] = {"in_flight_max": DEVICES, "epochs": epochs, "evaluate_every": NEVER}
     executor = "auto" if isinstance(task, Task) else Inline.name
     summary = simulate(task, device_model=DEVICE_MODELS[name], executor=executor, **settings).summary
