@@ -46,8 +46,9 @@ def bench(parts: Sequence[str], scale: Scale, folder: Path, *, peers: bool = Fal
         for part, run in ready.items():
             try:
                 run(results, scale, tell, folder if part == "peers" else Path(scratch))
-            except OffbeatError as error:  # what was measured before, and what comes after, is worth having
-                results.give_up(part, f"{part}: {error}")
+            except Exception as error:  # what was measured before, and what comes after, is worth having
+                kind = "" if isinstance(error, OffbeatError) else f"{type(error).__name__}: "
+                results.give_up(part, f"{part}: {kind}{error}")
     for part in parts:
         results.close(part)
     return Bench(results, machine.facts())

@@ -6,6 +6,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from offbeat.bench.results import Results
 from offbeat.bench.scale import Scale
@@ -27,14 +28,20 @@ def run(results: Results, scale: Scale, tell: Tell, folder: Path) -> None:
 
 
 def starts_per_s(arguments: tuple[str, ...] | None, folder: Path) -> float:
-    """How often per second a command could be run to its end."""
-    command = [sys.executable, *(("-c", "pass") if arguments is None else ("-m", "offbeat", *arguments))]
-    surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    begun = perf_counter()
-    done = subprocess.run(  # noqa: S603 (our own)
-        command, cwd=folder, env=surroundings, capture_output=True, text=True, check=False
-    )
-    took = perf_counter() - begun
-    if done.returncode:
-        raise OffbeatError(f"offbeat {' '.join(arguments or ())} failed: {done.stderr.strip()[-300:]}")
+    """How often per second a command could be run, until it says what it was asked for."""
+    command = [sys.executable, *(("-c", "print()") if arguments is None else ("-m", "offbeat", *arguments))]
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    log, begun = folder / "start.log", perf_counter()
+    with log.open("wb") as errors:
+        process = subprocess.Popen(  # noqa: S603 (our own)
+            command, cwd=folder, env=kept | {"PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE, stderr=errors
+        )
+        with process:
+            out: Any = process.stdout
+            said = out.readline()  # a run says nothing here before its end
+            took = perf_counter() - begun
+            out.read()
+    if process.returncode or not said:
+        raise OffbeatError(f"offbeat {' '.join(arguments or ())} failed: {log.read_text().strip()[-300:]}")
+    log.unlink()
     return 1 / took
