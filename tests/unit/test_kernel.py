@@ -38,6 +38,14 @@ TRIPLES = st.lists(st.tuples(VALUES, VALUES, VALUES), min_size=1, max_size=5)
 PLAIN = Updater(compiled=False)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def spread() -> Iterator[None]:
+    """Small vectors are spread over the threads here, too: that it changes no bit is what is to be shown."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "SPREAD_MIN", 0)
+        yield
+
+
 @pytest.fixture(scope="module", params=KINDS)
 def updater(request: pytest.FixtureRequest) -> Iterator[Updater]:
     compiled, threads = request.param

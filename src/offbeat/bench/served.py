@@ -45,7 +45,8 @@ class Access:
     """How to reach a server with TLS; without it, nothing is needed."""
 
     server: tuple[str, ...] = ()
-    worker: tuple[str, ...] = ()
+    workers: tuple[tuple[str, ...], ...] = ((),) * WORKERS
+    """One worker's options each: a token is one worker's own."""
     token: str | None = None
     context: ssl.SSLContext | None = None
 
@@ -91,7 +92,8 @@ def ours(folder: Path, size: int, seconds: float, *, durable: bool = True, tls: 
     notes = [folder / f"notes-{number}.json" for number in range(WORKERS)]
     with serving(folder, size, durable=durable, access=access) as served:
         with ExitStack() as stack:
-            workers = [_worker(stack, served, path, access, durable=durable) for path in notes]
+            each = zip(notes, access.workers, strict=True)
+            workers = [_worker(stack, served, path, options, durable=durable) for path, options in each]
             _until(served.process, lambda: served.applied() >= WORKERS)
             when, cpu, most = window(served.process, seconds, served.applied)
             end(workers)
@@ -128,9 +130,9 @@ def raw(folder: Path, size: int, seconds: float, *, durable: bool = True, outbox
     return when.measured(notes_of(notes), cpu, most)
 
 
-def _worker(stack: ExitStack, served: Served, notes: Path, access: Access, *, durable: bool) -> Process:
+def _worker(stack: ExitStack, served: Served, notes: Path, options: tuple[str, ...], *, durable: bool) -> Process:
     name = notes.stem
-    arguments = (str(served.task), served.url, str(notes.with_suffix(".outbox")), str(notes), name, *access.worker)
+    arguments = (str(served.task), served.url, str(notes.with_suffix(".outbox")), str(notes), name, *options)
     log = notes.with_suffix(".log")
     return stack.enter_context(started(log, "offbeat.bench.timed_worker", *arguments, durable=durable))
 
@@ -139,9 +141,10 @@ def _access(folder: Path) -> Access:
     """Certificates and tokens, as `offbeat init` makes them."""
     make(folder, [])
     ca = folder / CA_CERT
-    tokens = TokenBook.begin(folder / TOKENS).add_all({"worker": Role.WORKER, "bench": Role.ADMIN})
-    worker = ("--token", tokens["worker"], "--ca", str(ca))
-    return Access(("--access", str(folder)), worker, tokens["bench"], worker_context(ca))
+    names = [f"worker-{number}" for number in range(WORKERS)]
+    tokens = TokenBook.begin(folder / TOKENS).add_all(dict.fromkeys(names, Role.WORKER) | {"bench": Role.ADMIN})
+    workers = tuple(("--token", tokens[name], "--ca", str(ca)) for name in names)
+    return Access(("--access", str(folder)), workers, tokens["bench"], worker_context(ca))
 
 
 def _until(process: Process, holds: Callable[[], bool]) -> None:

@@ -83,12 +83,12 @@ def _ending() -> Iterator[None]:
 
 @contextmanager
 def _telling() -> Iterator["Tell"]:
-    """A line that says what is measured now, where somebody looks."""
+    """What is measured now, in one line that changes; where that is impossible, in a line each."""
     from rich.console import Console
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda _what: None
+        yield lambda what: click.echo(what, err=True)
         return
     with console.status("begins") as line:
         yield line.update

@@ -33,6 +33,8 @@ CHUNK = 32_768
 LANES = 256
 STRIDE = 64 * CHUNK
 """What is done before whoever wants to be called in between is called."""
+SPREAD_MIN = 1 << 21
+"""Elements from which several threads are faster than one: to wake one takes as long as to mix a million."""
 THREADS_MAX = 64
 WORTH = 1 << 25
 """Elements after which compiled code is loaded: with fewer, it would save less time than that takes."""
@@ -159,7 +161,7 @@ class Updater:
 
     def _walk(self, size: int, work: Callable[[int, int], None], between: Between | None) -> None:
         """Run `work(lo, hi)` on all of it: at once, or in strides where somebody wants to be called in between."""
-        if between is None and (size <= CHUNK or self._pool is None):
+        if between is None and (size < SPREAD_MIN or self._pool is None):
             work(0, size)
             return
         stride = size if between is None else STRIDE
