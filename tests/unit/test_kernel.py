@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offbeat.core import kernel
 from offbeat.core.kernel import CHUNK, LANES, STRIDE, THREADS_MAX, WORTH, Measure, Term, Updater, mixed
 from offbeat.core.layout import Array, Model, Vector
 from offbeat.core.rules import Mix
@@ -453,6 +454,7 @@ def test_numba_is_loaded_when_there_is_enough_to_do() -> None:
     program = f"""
 import sys
 import numpy as np
+from offbeat.core import kernel
 from offbeat.core.kernel import Mix, Term, Updater
 x, updater = np.ones({WORTH // 4}, np.float32), Updater()
 for _ in range(2):
