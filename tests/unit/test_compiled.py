@@ -1,5 +1,9 @@
 """The compiled loop: torch's training within rounding, its own bits whatever trains beside it."""
 
+import os
+import select
+import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +60,7 @@ def trained(task: Task, works: list[Work], *, threads: int = 1, seed: int = 0) -
     return task.train_compiled([(x_tau, work) for work in works], threads)
 
 
-EVERYBODY = [Work(device, number) for number in range(2) for device in range(len(SIZES))]
+EVERYBODY = [Work(device, number) for number in range(3) for device in range(len(SIZES))]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +106,7 @@ def test_a_lease_says_how_much_and_how_fast() -> None:
 def test_the_bits_depend_on_nothing_beside_a_training() -> None:
     task = made()
     one_by_one = [trained(task, [work])[0] for work in EVERYBODY]
-    for threads in (1, 2, 3, 20):
+    for threads in (1, 2, 3, 20):  # two of these have less than four trainings for each thread
         for works in (EVERYBODY, EVERYBODY[::-1]):
             together = trained(task, works, threads=threads)
             for (x_new, report), work in zip(together, works, strict=True):
@@ -234,12 +238,57 @@ def test_without_numba_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
         trained(task, EVERYBODY)
 
 
-def test_a_class_that_the_model_does_not_have_is_refused() -> None:
+def test_a_device_that_does_not_fit_the_loop_is_trained_by_torch() -> None:
+    samples = data()
+    samples[2][1][:3] = -100  # a class that torch ignores
+    task = made(data=samples)
+    assert task.compilable() is None
+    both, x_tau = trained(task, [Work(2), Work(3), Work(2, 1)], threads=2), start(task, 0)
+    for (x_new, report), work in zip(both[::2], (Work(2), Work(2, 1)), strict=True):
+        alone = solve(task, x_tau, work)
+        assert x_new.vector.tobytes() == alone.x_new.vector.tobytes()
+        assert report == alone.trained
+    assert both[1][0].vector.tobytes() == trained(made(), [Work(3)])[0][0].vector.tobytes()
+
+
+def test_a_class_that_the_model_does_not_have_is_an_error_of_torchs() -> None:
     samples = data()
     samples[2][1][0] = CLASSES
-    task = made(data=samples)
-    with pytest.raises(InvalidValue, match="device 2 has the class 3, but the model has 3"):
-        trained(task, EVERYBODY)
+    with pytest.raises(IndexError, match="out of bounds"):
+        trained(made(data=samples), EVERYBODY)
+
+
+def test_a_fork_goes_on_training() -> None:
+    task = made()
+    expected = [x_new.vector.tobytes() for x_new, _ in trained(task, EVERYBODY, threads=2)]
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:  # nothing of pytest's is run here
+        same = [x_new.vector.tobytes() for x_new, _ in trained(task, EVERYBODY, threads=2)] == expected
+        os.write(write, b"same" if same else b"other")
+        os._exit(0)
+    os.close(write)
+    ready, _, _ = select.select([read], [], [], 60)
+    if not ready:
+        os.kill(child, signal.SIGKILL)
+    said = os.read(read, 10) if ready else b"it hangs"
+    os.close(read)
+    os.waitpid(child, 0)
+    assert said == b"same"
+
+
+def test_no_threads_are_left() -> None:
+    before = threading.active_count()
+    trained(made(), EVERYBODY, threads=2)
+    assert threading.active_count() == before
+
+
+def test_a_numba_that_cannot_be_loaded_is_an_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise ImportError(f"{name} needs another numpy")
+
+    monkeypatch.setattr(compiled, "import_module", broken)
+    assert "needs another numpy" in (made().compilable() or "")
 
 
 def test_a_model_of_another_task_is_refused() -> None:

@@ -71,7 +71,7 @@ class Updater:
             raise InvalidValue("compiled=True needs numba; run: pip install 'offbeat[fast]'")
         self.threads = threads
         self.compiled = installed if compiled is None else compiled
-        self._left = 0 if compiled else WORTH
+        self._insists, self._left = bool(compiled), 0 if compiled else WORTH
         self._loops: Any = None
         """The module of compiled loops, once it is loaded."""
         self._pool = ThreadPoolExecutor(threads - 1, "updater") if threads > 1 else None
@@ -155,13 +155,18 @@ class Updater:
         if self.compiled and (self._left < 0 or "numba" in sys.modules):
             try:
                 self._loops = import_module("offbeat.core.compiled")
-            except ImportError:  # a numba that does not fit this numpy: blocked numpy does the same work
-                self.compiled = False
+            except (
+                ImportError,
+                RuntimeError,
+            ) as error:  # one that does not fit this numpy, or has no folder for its cache
+                if self._insists:
+                    raise InvalidValue(f"compiled=True, but numba cannot be loaded: {error}") from error
+                self.compiled = False  # blocked numpy does the same work
         return self._loops
 
     def _walk(self, size: int, work: Callable[[int, int], None], between: Between | None) -> None:
         """Run `work(lo, hi)` on all of it: at once, or in strides where somebody wants to be called in between."""
-        if between is None and (size < SPREAD_MIN or self._pool is None):
+        if between is None and (size < SPREAD_MIN or self._pool is None):  # what small vectors would wait for
             work(0, size)
             return
         stride = size if between is None else STRIDE
@@ -172,8 +177,8 @@ class Updater:
 
     def _shards(self, start: int, stop: int, work: Callable[[int, int], None]) -> None:
         """Run `work(lo, hi)` on disjoint shards made of whole chunks, one per thread."""
-        chunks = _chunks(stop - start)
-        edges = [start + CHUNK * (chunks * i // self.threads) for i in range(self.threads)] + [stop]
+        chunks, threads = _chunks(stop - start), self.threads if stop - start >= SPREAD_MIN else 1
+        edges = [start + CHUNK * (chunks * i // threads) for i in range(threads)] + [stop]
         shards = [(lo, hi) for lo, hi in pairwise(edges) if lo < hi]
         waiting = [self._pool.submit(work, lo, hi) for lo, hi in shards[1:]] if self._pool else []
         work(*shards[0])

@@ -30,6 +30,7 @@ from offbeat.server.updates import DiskFull, Upload, WrongDigest, WrongOffset
 from offbeat.wire import BadPayload
 
 PIECE = 1 << 20
+PARTS_MAX = 256
 PIECE_STALLS = 10
 """A piece that takes longer than so many times stall_s is no upload: one byte now and then would hold a place."""
 METRICS_MAX = 4000
@@ -313,6 +314,8 @@ async def _written(request: web.Request, service: Service, upload: Upload) -> No
             service.metrics.received(len(data))
             waiting.append(data)
             size += len(data)
+            if len(waiting) >= PARTS_MAX:  # they come in crumbs
+                waiting = [b"".join(waiting)]
             if size >= PIECE:
                 piece, waiting, size = waiting, [], 0
                 await service.off_loop(upload.write, *piece)

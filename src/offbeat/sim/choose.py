@@ -1,7 +1,8 @@
 """Owns which executor a simulated run gets, and which world.
 
-Rule kept here: `auto` chooses from static facts (layer kinds, parameters, tasks in flight, cores), never from a timing,
-so the same run is the same everywhere that has as many cores, and again when it is resumed.
+Rule kept here: `auto` chooses from static facts (layer kinds, parameters, tasks in flight, cores, whether numba is
+installed), never from a timing, so the same run is the same everywhere that has as many cores, and again when it is
+resumed.
 """
 
 import re

@@ -4,11 +4,12 @@ Rules kept here:
 - A training draws the samples that it would draw by itself, from the same stream, and depends on nothing beside it:
   the bits are the same on any number of threads. They are those of `loops`, not of torch: close, but not the same.
 - What the loop cannot do is said in one sentence, before anything is compiled; its gradient is compared with torch's
-  before it is trusted.
+  before it is trusted. A device whose samples it cannot take, unlike device 0's, is for the task to train by itself.
 """
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import accumulate, pairwise
 from math import inf
@@ -26,6 +27,8 @@ from offbeat.train.lanes import Load, Pool, alone, disagrees, flat_obstacle, str
 from offbeat.train.losses import CrossEntropy, Mse, lane_loss
 from offbeat.train.solver import Batch, Loss, Solver
 
+JOBS_MIN = 4
+"""Trainings that are worth a thread: to begin one takes as long as two of the smallest."""
 ACTIVATIONS: dict[type[nn.Module], int] = {nn.ReLU: 1, nn.Tanh: 2, nn.Sigmoid: 3}
 """What may follow a linear layer, by the number that `loops` has for it."""
 
@@ -47,7 +50,17 @@ class Chain:
     def __init__(self, layers: Array, layout: Layout, pool: Pool, solver: Solver, *, of_classes: bool) -> None:
         self.layers, self.layout, self.pool, self.solver = layers, layout, pool, solver
         self.of_classes = of_classes
-        self._others: ThreadPoolExecutor | None = None
+        self._refused: set[int] = set()
+
+    def takes(self, device: int) -> bool:
+        """Do the samples of this device fit the loop?"""
+        if device in self._refused:
+            return False
+        try:
+            self.pool.place(device)
+        except InvalidValue:
+            self._refused.add(device)
+        return device not in self._refused
 
     def train(self, jobs: Sequence[tuple[Model, Work, Solver]], threads: int) -> list[tuple[Model, Trained]]:
         """x_new and the report of every job, in order."""
@@ -74,12 +87,11 @@ class Chain:
         models, losses = self._stacked([one.x_tau for one in drawn]), np.zeros(len(drawn))
         limits = np.float32(self.solver.weight_decay), inf if self.solver.clip is None else self.solver.clip
         tables: tuple[Any, ...] = (models, losses, *_tables(drawn), self.layers, *self._samples(), *limits)
-        edges = [len(drawn) * thread // threads for thread in range(threads + 1)]
-        (first, last), *others = [(lo, hi) for lo, hi in pairwise(edges) if lo < hi]
-        if others and self._others is None:
-            self._others = ThreadPoolExecutor(threads - 1, "training")
-        waiting = [self._others.submit(train_many, lo, hi, *tables) for lo, hi in others] if self._others else []
-        train_many(first, last, *tables)
+        shares = max(1, min(threads, len(drawn) // JOBS_MIN))
+        (first, last), *others = pairwise(len(drawn) * share // shares for share in range(shares + 1))
+        with ThreadPoolExecutor(len(others) or 1, "training") as pool:  # no thread is begun that has nothing to do
+            waiting = [pool.submit(train_many, lo, hi, *tables) for lo, hi in others]
+            train_many(first, last, *tables)
         for one in waiting:
             one.result()
         return [(self._model(row), loss) for row, loss in zip(models, losses.tolist(), strict=True)]
@@ -164,13 +176,20 @@ def _disagreement(chain: Chain, flat: FlatModule, loss: Loss, batch: Batch) -> s
 def _obstacle(flat: FlatModule) -> str | None:
     if find_spec("numba") is None:
         return "numba is not installed (pip install 'offbeat[fast]')"
-    return flat_obstacle(flat) or module_obstacle(flat.module)
+    found = flat_obstacle(flat) or module_obstacle(flat.module)
+    if found is None:
+        try:
+            import_module("offbeat.train.loops")
+        except (ImportError, RuntimeError) as error:  # it does not fit this numpy, or has no folder for its cache
+            return f"numba cannot be loaded: {error}"
+    return found
 
 
 def module_obstacle(module: nn.Module) -> str | None:
     """Why this module is no chain of linear layers; None where it is one."""
-    leaves = [leaf for leaf in module.modules() if type(leaf) is not nn.Sequential]
-    if any(leaf._forward_hooks or leaf._forward_pre_hooks or leaf._backward_hooks for leaf in module.modules()):
+    everything = [part for _, part in module.named_modules(remove_duplicate=False)]
+    leaves = [leaf for leaf in everything if type(leaf) is not nn.Sequential]
+    if any(leaf._forward_hooks or leaf._forward_pre_hooks or leaf._backward_hooks for leaf in everything):
         return "it has hooks, which a compiled loop does not call"
     linear_seen = activated = False
     for leaf in leaves:

@@ -248,11 +248,21 @@ class Task:
         return chain if isinstance(chain, str) else None
 
     def train_compiled(self, jobs: Sequence[tuple[Model, Work]], threads: int) -> list[tuple[Model, Trained]]:
-        """Trainings from their x_tau, each in a compiled loop, over so many threads: x_new and report of each."""
+        """Trainings from their x_tau, each in a compiled loop, over so many threads: x_new and report of each.
+
+        A device whose samples do not fit the loop (a class that is ignored, say) is trained by torch.
+        """
         chain = self._chain
         if isinstance(chain, str):
             raise InvalidValue(f"trainings of this task cannot be compiled: {chain}; train one at a time")
-        return chain.train([(x_tau, work, self._leased(work)) for x_tau, work in jobs], threads)
+        fit = [(x_tau, work, self._leased(work)) for x_tau, work in jobs if chain.takes(work.device)]
+        trained = iter(chain.train(fit, threads))
+        return [next(trained) if chain.takes(work.device) else self._trained(x_tau, work) for x_tau, work in jobs]
+
+    def _trained(self, x_tau: Model, work: Work) -> tuple[Model, Trained]:
+        x_new = x_tau.copy()
+        report = self.train(x_new, work)
+        return x_new, report
 
     def evaluate(self, model: Model) -> dict[str, float]:
         """Loss and metrics on the test data; empty without test data."""
