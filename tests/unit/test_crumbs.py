@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
-from offbeat.server import pushes  # noqa: E402
+from offbeat.server import pushes
 
 
 class Body:
