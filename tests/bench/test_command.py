@@ -85,3 +85,14 @@ def test_an_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     done = CliRunner().invoke(main, ["bench", "sim", "--quick", "--dir", str(tmp_path)])
     assert done.exit_code == 2
     assert "pip install 'offbeat[torch]'" in done.output
+
+
+@pytest.mark.parametrize("text", ['{"startup_help": "fast"}', '{"startup_help": null}', "[1, 2]"])
+def test_what_holds_no_ratios_is_refused_before_anything_is_measured(
+    asked: list[Any], tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "recorded.json").write_text(text)
+    done = CliRunner().invoke(main, ["bench", "startup", "--against", str(tmp_path / "recorded.json")])
+    assert done.exit_code == 2, done.output
+    assert "recorded.json" in done.output
+    assert asked == []

@@ -4,7 +4,6 @@ import json
 import lzma
 import math
 from collections import Counter
-from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -12,15 +11,15 @@ from typing import Any
 
 import pytest
 
+from offbeat.bench.events import NoVectors
 from offbeat.core.rules import fedasync
 from offbeat.errors import InvalidValue
 from offbeat.protocol import invariants
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.messages import Command, Decision, Event, Lease, MixUpdate, Spent, UpdateArrived
+from offbeat.protocol.messages import Command, Decision, Event, MixUpdate
 from offbeat.protocol.plan import Plan
 from offbeat.sim.devices import Distributed, device_model
 from offbeat.sim.engine import Engine
-from offbeat.sim.executors import Evaluation, Job
 from offbeat.sim.sources import Fleet, Sampled, Source
 from offbeat.sim.traces import Day, Traced
 
@@ -302,40 +301,6 @@ def test_a_trace_without_a_usable_phone_is_refused(tmp_path: Path, changes: dict
 
 
 # --- a source, the engine and the coordinator together --------------------------------------------------------------
-
-
-class NoVectors:
-    """A data plane without vectors: every training is done at once."""
-
-    def lease(self, lease: Lease) -> None:
-        """Nothing to keep."""
-
-    def start(self, lease: Lease) -> None:
-        """Nothing to train."""
-
-    def awaited(self, lease: Lease) -> Job | None:  # noqa: ARG002 (nothing is ever awaited)
-        return None
-
-    def arrived(self, lease: Lease, at: float, spent: Spent | None) -> UpdateArrived:
-        return UpdateArrived(at, lease.worker, lease.task, samples=1, gradients=1, spent=spent)
-
-    def mix(self, decision: Decision) -> None:
-        """Nothing to mix."""
-
-    def publish(self) -> None:
-        """Nothing to publish."""
-
-    def forget(self, task: int) -> None:
-        """Nothing to forget."""
-
-    def measure(self, t: int) -> None:
-        """Nothing to evaluate."""
-
-    def unmeasured(self, t: int) -> Evaluation | None:  # noqa: ARG002
-        return None
-
-    def metrics(self, t: int) -> Mapping[str, float]:  # noqa: ARG002
-        return {}
 
 
 class Seen:

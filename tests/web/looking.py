@@ -15,12 +15,14 @@ from urllib.parse import urlencode, urlsplit
 
 from aiohttp import web
 
+from offbeat.cli.standing import run_folders
 from offbeat.settings import Settings
 from offbeat.sim.run import Run, Simulation
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import Row
-from offbeat.web.app import make_app, mount
+from offbeat.web.app import make_app, mount, mount_runs
 from offbeat.web.reading import Reading
+from offbeat.web.runs import Runs
 from tests.server.serving import PATIENCE_S, Answered
 from tests.simulation.quadratic import Quadratic
 
@@ -139,6 +141,17 @@ class Visitor:
         if answer.status == 303:
             self.cookie = answer.headers["Set-Cookie"].partition(";")[0].removeprefix("offbeat=")
         return answer
+
+
+def runs_of(folder: Path) -> Callable[[], web.Application]:
+    """The page of a folder of runs."""
+
+    def make() -> web.Application:
+        app = make_app()
+        mount_runs(app, Runs(folder, run_folders))
+        return app
+
+    return make
 
 
 def page_of(folder: Path, **options: Any) -> Callable[[], web.Application]:

@@ -6,13 +6,9 @@ from pathlib import Path
 from urllib.parse import urljoin
 
 import pytest
-from aiohttp import web
 
-from offbeat.cli.standing import run_folders
 from offbeat.server.access import Role, TokenBook
-from offbeat.web.app import make_app, mount_runs
-from offbeat.web.runs import Runs
-from tests.web.looking import Visitor, opened, page_of, simulated
+from tests.web.looking import Visitor, opened, page_of, runs_of, simulated
 
 HERE = "https://fl.example/some/where"
 OF_RUN = ("/", "/login", "/asynchrony", "/updates", "/updates/3")
@@ -35,12 +31,7 @@ def one(folder: Path) -> Iterator[Visitor]:
 
 @pytest.fixture(scope="module")
 def many(folder: Path) -> Iterator[Visitor]:
-    def make() -> web.Application:
-        app = make_app()
-        mount_runs(app, Runs(folder, run_folders))
-        return app
-
-    with opened(make) as visitor:
+    with opened(runs_of(folder)) as visitor:
         yield visitor
 
 

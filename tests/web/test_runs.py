@@ -9,14 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
 from offbeat.cli.standing import run_folders
 from offbeat.errors import InvalidValue
-from offbeat.web.app import make_app, mount_runs
 from offbeat.web.runs import READINGS_MAX, Runs, names_of
 from offbeat.web.ui import Ui
-from tests.web.looking import Visitor, opened, simulated
+from tests.web.looking import Visitor, opened, runs_of, simulated
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def visitor(folder: Path) -> Iterator[Visitor]:
-    def make() -> web.Application:
-        app = make_app()
-        mount_runs(app, Runs(folder, run_folders))
-        return app
-
-    with opened(make) as visitor:
+    with opened(runs_of(folder)) as visitor:
         yield visitor
 
 

@@ -41,7 +41,7 @@ class NoVectors:
 
     def arrived(self, lease: Lease, at: float, spent: Spent | None) -> UpdateArrived:
         """An update that is fine."""
-        return UpdateArrived(at, lease.worker, lease.task, samples=10, gradients=10, spent=spent)
+        return UpdateArrived(at, lease.worker, lease.task, samples=1, gradients=1, spent=spent)
 
     def mix(self, decision: Decision) -> None:
         """Nothing to mix."""

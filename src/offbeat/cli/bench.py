@@ -98,7 +98,10 @@ def _read(path: Path) -> dict[str, float]:
     from offbeat.storage.json_file import read_json
 
     found: Any = read_json(path)
-    return {str(key): float(ratio) for key, ratio in found.items()}
+    try:
+        return {str(key): float(ratio) for key, ratio in found.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise OffbeatError(f"{path} holds no ratios; write such a file with --record") from error
 
 
 def _write(path: Path, text: str) -> None:

@@ -23,15 +23,15 @@ FUSED = 4
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def _compiled(function: Function, **options: Any) -> Function:
+def compiled(function: Function, **options: Any) -> Function:
     """The function compiled by numba, without the GIL."""
-    compiled: Function = numba.njit(nogil=True, cache=True, **options)(function)
-    return compiled
+    made: Function = numba.njit(nogil=True, cache=True, **options)(function)
+    return made
 
 
 def _inlined(function: Function) -> Function:
     """Likewise, as a part of whoever calls it: what is known there about its vectors makes it faster."""
-    return _compiled(function, inline="always")
+    return compiled(function, inline="always")
 
 
 def _pointer_from_address(_: Any, address: Any) -> Any:
@@ -46,14 +46,14 @@ def _pointer_from_address(_: Any, address: Any) -> Any:
 _pointer: Any = numba.extending.intrinsic(_pointer_from_address)
 
 
-@_compiled
+@compiled
 def _vector_at(address: int, lo: int, size: int) -> Vector:
     """Some of the float32 vector at an address: how any number of updates is passed to one compiled function."""
     array: Vector = numba.carray(_pointer(address), (lo + size,))
     return array[lo:]
 
 
-@_compiled
+@compiled
 def mix(
     out: Vector,
     w: Vector,
@@ -85,7 +85,7 @@ def mix(
             j += together
 
 
-@_compiled
+@compiled
 def _are_plain(coefficients: Vector) -> bool:
     """Are there enough terms to take them together, all of the usual kind: something of w, something of x_new?"""
     if len(coefficients) < FUSED:
@@ -149,7 +149,7 @@ def _combine(  # noqa: C901 (each case is one loop)
             out[i] = out[i] + base * x_tau[i]
 
 
-@_compiled
+@compiled
 def measure(x: Vector, reference: Vector, sums: Sums, apart_matters: bool, start: int, stop: int) -> None:
     lanes = np.empty(LANES)
     for lo in range(start, stop, CHUNK):
@@ -157,7 +157,7 @@ def measure(x: Vector, reference: Vector, sums: Sums, apart_matters: bool, start
         _sum_chunk(x[lo:hi], reference[lo:hi], lanes, sums, lo // CHUNK, apart_matters)
 
 
-@_compiled
+@compiled
 def finite(x: Vector, start: int, stop: int) -> bool:
     part = x[start:stop].view(np.uint32)
     bad = np.uint32(0)
@@ -166,7 +166,7 @@ def finite(x: Vector, start: int, stop: int) -> bool:
     return bool(bad == 0)
 
 
-@_compiled
+@compiled
 def _sum_chunk(x: Vector, reference: Vector, lanes: Sums, sums: Sums, chunk: int, apart_matters: bool) -> None:
     lanes[:] = 0.0
     for lo in range(0, len(x), LANES):
@@ -184,7 +184,7 @@ def _sum_chunk(x: Vector, reference: Vector, lanes: Sums, sums: Sums, chunk: int
     sums[1, chunk] = _total(lanes)
 
 
-@_compiled
+@compiled
 def _total(lanes: Sums) -> float:
     total = 0.0
     for lane in lanes:

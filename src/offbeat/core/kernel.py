@@ -155,10 +155,7 @@ class Updater:
         if self.compiled and (self._left < 0 or "numba" in sys.modules):
             try:
                 self._loops = import_module("offbeat.core.compiled")
-            except (
-                ImportError,
-                RuntimeError,
-            ) as error:  # one that does not fit this numpy, or has no folder for its cache
+            except (ImportError, RuntimeError) as error:  # it fits another numpy, or has no folder for its cache
                 if self._insists:
                     raise InvalidValue(f"compiled=True, but numba cannot be loaded: {error}") from error
                 self.compiled = False  # blocked numpy does the same work
@@ -166,9 +163,6 @@ class Updater:
 
     def _walk(self, size: int, work: Callable[[int, int], None], between: Between | None) -> None:
         """Run `work(lo, hi)` on all of it: at once, or in strides where somebody wants to be called in between."""
-        if between is None and (size < SPREAD_MIN or self._pool is None):  # what small vectors would wait for
-            work(0, size)
-            return
         stride = size if between is None else STRIDE
         for start in range(0, size, stride):
             self._shards(start, min(start + stride, size), work)
@@ -176,11 +170,14 @@ class Updater:
                 between()
 
     def _shards(self, start: int, stop: int, work: Callable[[int, int], None]) -> None:
-        """Run `work(lo, hi)` on disjoint shards made of whole chunks, one per thread."""
-        chunks, threads = _chunks(stop - start), self.threads if stop - start >= SPREAD_MIN else 1
-        edges = [start + CHUNK * (chunks * i // threads) for i in range(threads)] + [stop]
+        """Run `work(lo, hi)` on disjoint shards made of whole chunks, one per thread; what is small, on this one."""
+        if self._pool is None or stop - start < SPREAD_MIN:
+            work(start, stop)
+            return
+        chunks = _chunks(stop - start)
+        edges = [start + CHUNK * (chunks * i // self.threads) for i in range(self.threads)] + [stop]
         shards = [(lo, hi) for lo, hi in pairwise(edges) if lo < hi]
-        waiting = [self._pool.submit(work, lo, hi) for lo, hi in shards[1:]] if self._pool else []
+        waiting = [self._pool.submit(work, lo, hi) for lo, hi in shards[1:]]
         work(*shards[0])
         for shard in waiting:
             shard.result()

@@ -66,19 +66,16 @@ def compiling_obstacle(task: Task) -> str | None:
     return task.compilable() if isinstance(task, Compilable) else f"{type(task).__name__} has no `train_compiled`"
 
 
-class Batched:
-    """Trains all that was submitted, together, when the first of it is needed: here, or spread over processes."""
+class Together:
+    """Trains all that was submitted, together, when the first of it is needed; how, its kinds say."""
 
-    def __init__(self, task: Task, over: Spread | None = None) -> None:
-        reason = obstacle(task)
-        if reason is not None or not isinstance(task, Batchable):
-            raise InvalidValue(f"this task cannot be batched: {reason}; use the executor `inline` or `processes`")
-        self.task: Task = task
-        self.over = over
-        self.name = "batched" if over is None else over.batched_name
-        self._where: Batchable | Spread = over or task
+    def __init__(self, task: Task, name: str) -> None:
+        self.task, self.name = task, name
         self.jobs = self.programs = 0
         self._waiting: dict[Job, None] = {}
+
+    def _trained(self, jobs: Sequence[tuple[Model, Work]]) -> tuple[list[tuple[Model, Trained]], int]:
+        raise NotImplementedError
 
     def submit(self, x_tau: Model, work: Work) -> Job:
         """Wait until some result is needed."""
@@ -108,9 +105,6 @@ class Batched:
         self.jobs += len(batch)
         self.programs += programs
 
-    def _trained(self, jobs: Sequence[tuple[Model, Work]]) -> tuple[list[tuple[Model, Trained]], int]:
-        return self._where.train_many(jobs)
-
     def cancel(self, job: Job) -> None:
         """Do not train it, if it still waits."""
         self._waiting.pop(job, None)
@@ -120,9 +114,30 @@ class Batched:
         return evaluate(self.task, model)
 
     def report(self) -> dict[str, float]:
-        """How many runs of the program there were, and how many lanes of one were filled on average."""
-        lanes = {"lanes_mean": self.jobs / max(self.programs, 1), "programs": self.programs}
-        return lanes if self.over is None else lanes | self.over.report()
+        """How often something was trained, and how many at once, on average."""
+        return {"lanes_mean": self.jobs / max(self.programs, 1), "programs": self.programs}
+
+    def close(self) -> None:
+        """Nothing outlives a training."""
+
+
+class Batched(Together):
+    """Trains as one tensor program, here; or as one in each of several processes."""
+
+    def __init__(self, task: Task, over: Spread | None = None) -> None:
+        reason = obstacle(task)
+        if reason is not None or not isinstance(task, Batchable):
+            raise InvalidValue(f"this task cannot be batched: {reason}; use the executor `inline` or `processes`")
+        super().__init__(task, "batched" if over is None else over.batched_name)
+        self.over = over
+        self._where: Batchable | Spread = over or task
+
+    def _trained(self, jobs: Sequence[tuple[Model, Work]]) -> tuple[list[tuple[Model, Trained]], int]:
+        return self._where.train_many(jobs)
+
+    def report(self) -> dict[str, float]:
+        """How many runs of the program there were, how many lanes of one were filled, and what the processes say."""
+        return super().report() | ({} if self.over is None else self.over.report())
 
     def close(self) -> None:
         """End the processes, if there are any."""
@@ -130,18 +145,15 @@ class Batched:
             self.over.close()
 
 
-class Compiled(Batched):
-    """Trains all that was submitted when the first of it is needed, each in a compiled loop, over some threads."""
+class Compiled(Together):
+    """Trains each in a compiled loop, over some threads."""
 
     def __init__(self, task: Task, threads: int) -> None:
         reason = compiling_obstacle(task)
         if reason is not None or not isinstance(task, Compilable):
             raise InvalidValue(f"this task cannot be compiled: {reason}; use the executor `auto` or `inline`")
-        self.task, self.threads, self.over = task, threads, None
-        self.name = "compiled"
-        self.jobs = self.programs = 0
-        self._compilable = task
-        self._waiting = {}
+        super().__init__(task, "compiled")
+        self.threads, self._compilable = threads, task
 
     def _trained(self, jobs: Sequence[tuple[Model, Work]]) -> tuple[list[tuple[Model, Trained]], int]:
         return self._compilable.train_compiled(jobs, self.threads), 1

@@ -11,7 +11,7 @@ from typing import Any
 from offbeat.core.layout import Model
 from offbeat.loading import OFFERED, OVERRIDES, load, takes_seed
 from offbeat.settings import Settings
-from offbeat.sim.batched import Batched, Compiled
+from offbeat.sim.batched import Compiled, Together
 from offbeat.sim.choose import ANYWHERE
 from offbeat.sim.executors import Evaluation, Executor, Inline, Job, Pending
 from offbeat.sim.processes import Processes
@@ -38,7 +38,7 @@ class Borrowed:
     @property
     def together(self) -> bool:
         """Are the trainings of several runs done at once, so that an error may be any run's?"""
-        return isinstance(self.shared, Batched)
+        return isinstance(self.shared, Together)
 
     def submit(self, x_tau: Model, work: Work) -> Job:
         """Take a training on."""

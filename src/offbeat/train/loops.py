@@ -10,17 +10,14 @@ Rules kept here:
 It needs numba, and is imported only where that is known to be there.
 """
 
-from collections.abc import Callable
 from math import exp, log, sqrt, tanh
-from typing import Any, TypeVar
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from offbeat.core.compiled import Function, compiled
 from offbeat.core.layout import Vector
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 Whole = npt.NDArray[np.int64]
 Table = npt.NDArray[np.float32]
 
@@ -37,8 +34,8 @@ ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
 
 
 def _compiled(function: Function) -> Function:
-    compiled: Function = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
-    return compiled
+    """As in the kernel; a division by 0 is infinite or NaN, as everywhere in float32."""
+    return compiled(function, error_model="numpy")
 
 
 @_compiled
@@ -175,6 +172,33 @@ def _square(y: Vector, d: Vector, answer: Vector, share: np.float32) -> float:
 
 
 @_compiled
+def _gather(y: Vector, inputs: Table, begin: int, rows: Whole) -> None:
+    """The inputs of a batch, filled up with zeros."""
+    features = inputs.shape[1]
+    for row in range(len(rows)):
+        sample, part = inputs[begin + rows[row]], y[row * features : (row + 1) * features]
+        for i in range(features):
+            part[i] = sample[i]
+    _fill(y, len(rows) * features, (-len(rows) % ROWS) * features)
+
+
+@_compiled
+def _loss(
+    y: Vector, d: Vector, at: int, columns: int, classes: Whole, answers: Table, begin: int, rows: Whole
+) -> float:
+    """The mean loss of a batch from the scores that lie at `at`; leaves its gradient in d."""
+    lost = 0.0
+    for row in range(len(rows)):
+        sample, lo = begin + rows[row], at + row * columns
+        scores, slopes = y[lo : lo + columns], d[lo : lo + columns]
+        if len(classes):
+            lost += _cross_entropy(scores, slopes, classes[sample], ONE / np.float32(len(rows)))
+        else:
+            lost += _square(scores, slopes, answers[sample], TWO / np.float32(len(rows) * columns))
+    return lost / len(rows)
+
+
+@_compiled
 def _backward(
     y: Vector, d: Vector, places: Whole, w: Vector, g: Vector, turned: Vector, layers: Whole, count: int
 ) -> None:
@@ -278,7 +302,7 @@ def train_many(
     for number in range(len(layers)):
         places[number + 1] = places[number] + widest * layers[number, INPUTS]
         across = max(across, layers[number, INPUTS] * layers[number, OUTPUTS])
-    last_layer, columns, features = len(layers) - 1, layers[-1, OUTPUTS], layers[0, INPUTS]
+    last_layer, columns = len(layers) - 1, layers[-1, OUTPUTS]
     room = places[-1] + widest * columns
     weights = layers[last_layer, OWN] + (layers[last_layer, INPUTS] + 1) * columns
     y, d, turned = np.zeros(room, np.float32), np.zeros(room, np.float32), np.zeros(across, np.float32)
@@ -290,23 +314,10 @@ def train_many(
         for iteration in range(trainings[number, ITERATIONS]):
             count = counts[trainings[number, COUNTS] + iteration]
             at = trainings[number, INDICES] + iteration * size
-            for row in range(count):
-                sample = inputs[trainings[number, BEGIN] + indices[at + row]]
-                part = y[row * features : (row + 1) * features]
-                for i in range(features):
-                    part[i] = sample[i]
-            _fill(y, count * features, (-count % ROWS) * features)
+            rows = indices[at : at + count]
+            _gather(y, inputs, trainings[number, BEGIN], rows)
             _forward(y, places, w, layers, count)
-            lost = 0.0
-            for row in range(count):
-                sample_at = trainings[number, BEGIN] + indices[at + row]
-                lo = places[-1] + row * columns
-                scores, slopes = y[lo : lo + columns], d[lo : lo + columns]
-                if len(classes):
-                    lost += _cross_entropy(scores, slopes, classes[sample_at], ONE / np.float32(count))
-                else:
-                    lost += _square(scores, slopes, answers[sample_at], TWO / np.float32(count * columns))
-            total += lost / count
+            total += _loss(y, d, places[-1], columns, classes, answers, trainings[number, BEGIN], rows)
             _backward(y, d, places, w, g, turned, layers, count)
             _step(w, start, g, rates[number, 0], rates[number, 1], decay, clip)
         _give(models[number], w, layers)
