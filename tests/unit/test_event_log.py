@@ -40,10 +40,10 @@ from offbeat.protocol.messages import (
     WorkerLeft,
     WorkerReadmitted,
 )
-from offbeat.server.event_log import DROPPED, EventLog, facts_of, kind_of
+from offbeat.server.event_log import DROPPED, EventLog
 from offbeat.storage import rows
 from offbeat.storage.ledger import CHATTER, Ledger
-from offbeat.storage.rows import Entry, Row
+from offbeat.storage.rows import NewRow, Row, RowShape
 
 PATIENCE_S = 30.0
 LEASE = Lease(7, 3, 5, 2, 11, 1 / 3, inf, None, 0.1)
@@ -73,19 +73,17 @@ HAPPENED: list[tuple[Event, list[Command]]] = [
 ]
 """One of almost everything that a ledger can hold."""
 
-Hook = Callable[[Sequence[Entry], int, float], None]
+Hook = Callable[[Sequence[NewRow], int, float], None]
 
 
-def hook(ledger: Ledger, patch: pytest.MonkeyPatch, *hooks: Hook) -> None:
+def hook(ledger: Ledger, *hooks: Hook) -> None:
     """Let them hear of every transaction, as the server does."""
-    write = ledger._write
 
-    def written(entries: list[Entry]) -> None:
-        write(entries)
+    def written(new: list[NewRow], last: int, seconds: float) -> None:
         for hear in hooks:
-            hear(entries, ledger.newest(), 0.004)
+            hear(new, last, seconds)
 
-    patch.setattr(ledger, "_write", written)
+    ledger.on_written = written
 
 
 @pytest.fixture
@@ -117,11 +115,9 @@ def as_logged(row: Row) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("chatter", [False, True])
-def test_lines_are_the_rows_of_the_ledger(
-    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chatter: bool
-) -> None:
+def test_lines_are_the_rows_of_the_ledger(ledger: Ledger, tmp_path: Path, chatter: bool) -> None:
     log = EventLog.open(str(tmp_path / "events.jsonl"), run="r1", chatter=chatter)
-    hook(ledger, monkeypatch, log.written)
+    hook(ledger, log.written)
     record(ledger, HAPPENED[:4])
     record(ledger, HAPPENED[4:])
     ledger.record_lost(2.0, 7, 1)
@@ -135,38 +131,30 @@ def test_lines_are_the_rows_of_the_ledger(
     assert "digest" not in json.dumps([line for line in told if line["kind"] == "joined"])
 
 
-def test_every_statement_that_a_ledger_can_be_given_is_understood() -> None:
-    named = [value for value in vars(rows).values() if isinstance(value, str | tuple | dict)]
-    flat = [text for value in named for text in (value.values() if isinstance(value, dict) else [value])]
-    flat = [text for value in flat for text in (value if isinstance(value, tuple) else [value])]
-    statements = [text for text in flat if isinstance(text, str) and text.startswith("INSERT")]
-    kinds = {kind_of((statement, ())) for statement in statements}
-    assert kinds == set(rows.KINDS)
-    for statement in statements:
-        columns = list(facts_of((statement, (None,) * statement.count("?"))))[1:]
-        assert len(columns) == statement.count("?")
-        assert set(columns) < set(Row._fields)
+def test_every_shape_has_a_known_kind_and_known_columns() -> None:
+    named = [value for value in vars(rows).values() if isinstance(value, RowShape | tuple | dict)]
+    flat = [found for value in named for found in (value.values() if isinstance(value, dict) else [value])]
+    flat = [found for value in flat for found in (value if isinstance(value, tuple) else [value])]
+    shapes = [found for found in flat if isinstance(found, RowShape)]
+    assert {shape.kind for shape in shapes} == set(rows.KINDS)
+    for shape in shapes:
+        assert list(NewRow(shape, (None,) * len(shape.columns)).facts()) == list(shape.columns)
+        assert set(shape.columns) < set(Row._fields)
 
 
-def test_a_statement_of_another_shape_stops_nobody() -> None:
-    assert facts_of(("UPDATE events", (1,))) == {"kind": "unknown_row"}
-
-
-def test_a_file_is_appended_to(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_appended_to(ledger: Ledger, tmp_path: Path) -> None:
     (tmp_path / "log").write_text('{"kind": "before"}\n')
     log = EventLog.open(str(tmp_path / "log"))
-    hook(ledger, monkeypatch, log.written)
+    hook(ledger, log.written)
     record(ledger, HAPPENED[:1])
     log.close()
     assert [line["kind"] for line in lines(tmp_path / "log")] == ["before", "fleet_joined", "leased", "leased"]
     assert "run" not in lines(tmp_path / "log")[1]
 
 
-def test_standard_error_is_a_place_too(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_standard_error_is_a_place_too(ledger: Ledger, capfd: pytest.CaptureFixture[str]) -> None:
     log = EventLog.open("-")
-    hook(ledger, monkeypatch, log.written)
+    hook(ledger, log.written)
     record(ledger, HAPPENED[:1])
     log.close()
     assert [json.loads(line)["sequence"] for line in capfd.readouterr().err.splitlines()] == [1, 2, 3]
@@ -178,7 +166,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         EventLog.open(str(tmp_path))
 
 
-def entries(count: int) -> list[Entry]:
+def entries(count: int) -> list[NewRow]:
     return [rows.EVENTS[VersionPublished](VersionPublished(t / 2, t)) for t in range(count)]
 
 

@@ -10,21 +10,19 @@ Rules kept here:
 import json
 import logging
 import os
-import re
 import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from offbeat.errors import InvalidValue
 from offbeat.storage.json_file import number
 from offbeat.storage.ledger import CHATTER
-from offbeat.storage.rows import Entry
+from offbeat.storage.rows import NewRow
 
 WAITING_MAX = 50_000
 """Rows that wait to be written; about a hundred bytes each."""
@@ -35,7 +33,6 @@ DROPPED = "log_dropped"
 """The kind of the line that says how many are missing."""
 
 log = logging.getLogger("offbeat.server")
-_INSERT = re.compile(r"INSERT INTO events \(kind, ([\w, ]+)\) VALUES \('(\w+)'")
 
 
 class Waiting(NamedTuple):
@@ -43,7 +40,7 @@ class Waiting(NamedTuple):
 
     sequence: int
     logged_at: float
-    entry: Entry
+    row: NewRow
 
 
 class EventLog:
@@ -85,13 +82,13 @@ class EventLog:
             ) from error
         return cls(descriptor, run=run, chatter=chatter)
 
-    def written(self, entries: Sequence[Entry], last: int, _seconds: float = 0.0) -> None:
+    def written(self, rows: Sequence[NewRow], last: int, _seconds: float = 0.0) -> None:
         """These rows were committed, the last of them under this sequence number. Never blocks."""
-        first, logged_at = last - len(entries) + 1, datetime.now(UTC).timestamp()
+        first, logged_at = last - len(rows) + 1, datetime.now(UTC).timestamp()
         told = [
-            Waiting(sequence, logged_at, entry)
-            for sequence, entry in enumerate(entries, first)
-            if kind_of(entry) not in self._left_out
+            Waiting(sequence, logged_at, row)
+            for sequence, row in enumerate(rows, first)
+            if row.kind not in self._left_out
         ]
         with self._changed:
             kept = told[: max(0, self._waiting_max - len(self._waiting))]
@@ -149,10 +146,11 @@ class EventLog:
 # --- lines -----------------------------------------------------------------------------------------------------------
 
 
-def line_of(row: Waiting, run: str = "") -> str:
+def line_of(waiting: Waiting, run: str = "") -> str:
     """A row as one line."""
-    facts = {name: _plain(name, value) for name, value in facts_of(row.entry).items() if value is not None}
-    return _line({"run": run, "sequence": row.sequence, **facts}, row.logged_at)
+    row = waiting.row
+    facts = {name: _plain(name, value) for name, value in row.facts().items() if value is not None}
+    return _line({"run": run, "sequence": waiting.sequence, "kind": row.kind, **facts}, waiting.logged_at)
 
 
 def _line(facts: dict[str, Any], logged_at: float) -> str:
@@ -165,25 +163,3 @@ def _plain(name: str, value: Any) -> Any:
     if name == "detail":
         return {key: inner for key, inner in json.loads(value).items() if key != "session"}
     return number(value) if isinstance(value, float) else value
-
-
-# --- what the ledger is given to write -------------------------------------------------------------------------------
-
-
-def facts_of(entry: Entry) -> dict[str, Any]:
-    """The columns of a row that is to be written, by name; those that do not apply are not there."""
-    statement, values = entry
-    kind, names = _shape(statement)
-    return {"kind": kind, **dict(zip(names, values, strict=False))}
-
-
-def kind_of(entry: Entry) -> str:
-    """Likewise, its kind alone."""
-    return _shape(entry[0])[0]
-
-
-@lru_cache(maxsize=256)
-def _shape(statement: str) -> tuple[str, tuple[str, ...]]:
-    """Kind and columns; a statement of another shape has none: whoever looks on must not stop a run."""
-    found = _INSERT.match(statement)
-    return (found[2], tuple(found[1].split(", "))) if found else ("unknown_row", ())

@@ -47,7 +47,7 @@ from offbeat.server.views import counts
 from offbeat.settings import Settings
 from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import plain, write_json
-from offbeat.storage.rows import Entry, as_event
+from offbeat.storage.rows import NewRow, as_event
 from offbeat.storage.run_folder import FINAL, SUMMARY
 from offbeat.wire import body_of, header_of
 
@@ -208,11 +208,11 @@ class Server:
         else:
             self.process.close()
 
-    def _written(self, entries: list[Entry], last: int, seconds: float) -> None:
+    def _written(self, rows: list[NewRow], last: int, seconds: float) -> None:
         """On the hub's thread: rows are in the ledger."""
-        self.service.metrics.written(entries, last, seconds)
+        self.service.metrics.written(rows, last, seconds)
         if self.event_log is not None:
-            self.event_log.written(entries, last)
+            self.event_log.written(rows, last)
 
     def _url(self, port: int) -> str:
         host = self.order.limits.host

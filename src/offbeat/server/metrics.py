@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from offbeat.protocol.messages import Outcome
 from offbeat.server.evaluator import Measures
-from offbeat.server.event_log import facts_of, kind_of
 from offbeat.server.exposition import Buckets, Exposed, counter, encoded, gauges, histogram, refuse_missing
 from offbeat.storage.ledger import CHATTER
-from offbeat.storage.rows import KINDS, Entry
+from offbeat.storage.rows import KINDS, NewRow
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -67,17 +66,17 @@ class Metrics:
 
     # --- told by whoever does it -------------------------------------------------------------------------------------
 
-    def written(self, entries: Sequence[Entry], _last: int, seconds: float) -> None:
+    def written(self, rows: Sequence[NewRow], _last: int, seconds: float) -> None:
         """The ledger's hook: these rows were committed, which took so long."""
         with self._lock:
             self._fsync_s["ledger"].add(seconds)
-            for entry in entries:
-                kind = kind_of(entry)
+            for row in rows:
+                kind = row.kind
                 self._events[kind] += 1
                 if kind in ANSWERS:
                     self._updates[ANSWERS[kind]] += 1
                 elif kind == "decided":
-                    self._decided(facts_of(entry))
+                    self._decided(row.facts())
 
     def _decided(self, facts: Mapping[str, Any]) -> None:
         self._updates[facts["outcome"]] += 1

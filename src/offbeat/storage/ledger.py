@@ -24,13 +24,14 @@ from offbeat.storage.rows import (
     COMMANDS,
     EVENTS,
     KINDS,
-    LOST,
     VERBOSE,
-    Entry,
+    NewRow,
     Row,
+    RowShape,
     as_arrival,
     as_decision,
     as_evaluation,
+    lost_row,
     read,
 )
 
@@ -55,6 +56,9 @@ CREATE INDEX events_by_kind ON events (kind);
 CREATE INDEX events_by_task ON events (task) WHERE task IS NOT NULL;
 """
 
+_INSERTS: dict[RowShape, str] = {}
+"""The statement that writes a row of each shape, made when the first one is written."""
+
 
 class Ledger:
     """The ledger of one run, open for writing or for reading only."""
@@ -64,10 +68,10 @@ class Ledger:
         self._connection = connection
         self.verbose = self._meta()["verbose"] == "1"
         self._events = EVENTS | VERBOSE if self.verbose else EVENTS
-        self._waiting: list[Entry] = []
+        self._waiting: list[NewRow] = []
         self.on_commit: Callable[[], None] = lambda: None
         """Hears that a transaction was committed."""
-        self.on_written: Callable[[list[Entry], int, float], None] = lambda _entries, _last, _seconds: None
+        self.on_written: Callable[[list[NewRow], int, float], None] = lambda _rows, _last, _seconds: None
         """Hears which rows were committed, the sequence number of the last, and how long that took; must not block."""
 
     @classmethod
@@ -122,7 +126,7 @@ class Ledger:
 
     def record_lost(self, at: float, task: int, decision: int) -> None:
         """An acknowledged update is damaged, and somebody has decided to go on without it."""
-        self._waiting.append((LOST, (at, task, decision)))
+        self._waiting.append(lost_row(at, task, decision))
 
     def flush(self) -> None:
         """Write what waits, in one transaction."""
@@ -228,14 +232,14 @@ class Ledger:
 
     # --- SQLite ------------------------------------------------------------------------------------------------------
 
-    def _write(self, entries: list[Entry]) -> int:
+    def _write(self, rows: list[NewRow]) -> int:
         """Answers the sequence number of the last one."""
         cursor = self._connection.cursor()
         execute = cursor.execute
         execute("BEGIN IMMEDIATE")
         try:
-            for statement, values in entries:
-                execute(statement, values)
+            for shape, values in rows:
+                execute(_INSERTS.get(shape) or _insert(shape), values)
             last = cursor.lastrowid or 0
             execute("COMMIT")
         except BaseException:
@@ -276,6 +280,12 @@ class Ledger:
     def _select(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         with _explained(f"cannot read the ledger {self.path}"):
             return self._connection.execute(query, values).fetchall()
+
+
+def _insert(shape: RowShape) -> str:
+    names, values = ", ".join(shape.columns), ", ?" * len(shape.columns)
+    statement = f"INSERT INTO events (kind, {names}) VALUES ('{shape.kind}'{values})"  # noqa: S608 (names from rows.py)
+    return _INSERTS.setdefault(shape, statement)
 
 
 def _make(path: Path, meta: dict[str, str]) -> None:

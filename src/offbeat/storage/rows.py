@@ -13,6 +13,7 @@ Rules kept here:
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import isnan, nan
 from typing import Any, NamedTuple
 
@@ -88,108 +89,133 @@ KINDS = (
     "finished",
 )
 
-Entry = tuple[str, tuple[object, ...]]
-"""A statement and its values: one row to be written."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowShape:
+    """The kind of a row and the columns that it has; there is one of each, compared by identity."""
+
+    kind: str
+    columns: tuple[str, ...]
 
 
-def _insert(kind: str, columns: str) -> str:
-    names = columns.split()
-    return f"INSERT INTO events (kind, {', '.join(names)}) VALUES ('{kind}'{', ?' * len(names)})"  # noqa: S608 (text of this file)
+class NewRow(NamedTuple):
+    """A row to be written: its shape, and a value for each of the shape's columns."""
+
+    shape: RowShape
+    values: tuple[object, ...]
+
+    @property
+    def kind(self) -> str:
+        """One of `KINDS`."""
+        return self.shape.kind
+
+    def facts(self) -> dict[str, Any]:
+        """The columns by name; those that do not apply are left out."""
+        return dict(zip(self.shape.columns, self.values, strict=True))
 
 
-def _inserts(kind: str, columns: str) -> tuple[str, str]:
+def _shape(kind: str, columns: str) -> RowShape:
+    return RowShape(kind, tuple(columns.split()))
+
+
+def _shapes(kind: str, columns: str) -> tuple[RowShape, RowShape]:
     """For a lease as it is mostly, and for one whose local iterations or gamma the scheduler set."""
     lease = "task worker device number tau granted_at deadline"
-    return _insert(kind, f"{columns} {lease}"), _insert(kind, f"{columns} {lease} local_iterations gamma")
+    return _shape(kind, f"{columns} {lease}"), _shape(kind, f"{columns} {lease} local_iterations gamma")
 
 
 _DECISION = "at t staleness outcome samples gradients decision"
 
-_FLEET_JOINED = _insert("fleet_joined", "at detail")
-_JOINED = _insert("joined", "at worker device detail")
-_RETURNED = _insert("returned", "at worker task")
-_LEFT = _insert("left", "at worker")
-_REQUESTED = _insert("requested", "at worker")
-_REQUEST_ENDED = _insert("request_ended", "at worker")
-_HEARTBEAT = _insert("heartbeat", "at task")
-_ARRIVED = _insert("arrived", "at task worker samples gradients finite")
-_DESCRIBED = _insert("arrived", "at task worker samples gradients finite distance detail")
-_BAD_UPDATE = _insert("bad_update", "at task worker detail")
-_RESTARTED = _insert("restarted", "at")
-_BARRED = _insert("barred", "at worker detail")
-_READMITTED = _insert("readmitted", "at worker")
-_QUARANTINED = _insert("quarantined", "at worker detail")
-_MIXED = _insert("mixed", "at decision")
-_PUBLISHED = _insert("published", "at t")
-_EVALUATED = _insert("evaluated", "at t detail")
-_TIME_PASSED = _insert("time_passed", "at")
-_LEASED = _inserts("leased", "at")
-_RELEASED = _inserts("released", "at detail")
-_REFUSED = _inserts("decided", _DECISION)
-_APPLIED = _inserts("decided", f"{_DECISION} keep new base publish")
-LOST = _insert("lost", "at task decision")
-_FINISHED = _insert("finished", "at detail")
+_FLEET_JOINED = _shape("fleet_joined", "at detail")
+_JOINED = _shape("joined", "at worker device detail")
+_RETURNED = _shape("returned", "at worker task")
+_LEFT = _shape("left", "at worker")
+_REQUESTED = _shape("requested", "at worker")
+_REQUEST_ENDED = _shape("request_ended", "at worker")
+_HEARTBEAT = _shape("heartbeat", "at task")
+_ARRIVED = _shape("arrived", "at task worker samples gradients finite")
+_DESCRIBED = _shape("arrived", "at task worker samples gradients finite distance detail")
+_BAD_UPDATE = _shape("bad_update", "at task worker detail")
+_RESTARTED = _shape("restarted", "at")
+_BARRED = _shape("barred", "at worker detail")
+_READMITTED = _shape("readmitted", "at worker")
+_QUARANTINED = _shape("quarantined", "at worker detail")
+_MIXED = _shape("mixed", "at decision")
+_PUBLISHED = _shape("published", "at t")
+_EVALUATED = _shape("evaluated", "at t detail")
+_TIME_PASSED = _shape("time_passed", "at")
+_LEASED = _shapes("leased", "at")
+_RELEASED = _shapes("released", "at detail")
+_REFUSED = _shapes("decided", _DECISION)
+_APPLIED = _shapes("decided", f"{_DECISION} keep new base publish")
+_LOST = _shape("lost", "at task decision")
+_FINISHED = _shape("finished", "at detail")
 _ANSWERED = {
-    Outcome.BUSY.value: _insert("busy", "at task worker outcome"),
-    Outcome.UNKNOWN_TASK.value: _insert("unknown", "at task worker outcome"),
-    Outcome.NOT_YOURS.value: _insert("not_yours", "at task worker outcome"),
+    Outcome.BUSY.value: _shape("busy", "at task worker outcome"),
+    Outcome.UNKNOWN_TASK.value: _shape("unknown", "at task worker outcome"),
+    Outcome.NOT_YOURS.value: _shape("not_yours", "at task worker outcome"),
 }
-_REPEATED = _insert("repeated", "at task worker outcome")
+_REPEATED = _shape("repeated", "at task worker outcome")
 
 
 # --- messages to rows ------------------------------------------------------------------------------------------------
 
 
-def _joined(event: WorkerJoined) -> Entry:
+def _joined(event: WorkerJoined) -> NewRow:
     session = {"session": event.session} if event.session else {}
-    return _JOINED, (event.at, event.worker, event.device, _detail(name=event.name, **session))
+    return NewRow(_JOINED, (event.at, event.worker, event.device, _detail(name=event.name, **session)))
 
 
-def _bad_update(event: BadUpdateArrived) -> Entry:
-    return _BAD_UPDATE, (event.at, event.task, event.worker, _detail(why=event.why))
+def _bad_update(event: BadUpdateArrived) -> NewRow:
+    return NewRow(_BAD_UPDATE, (event.at, event.task, event.worker, _detail(why=event.why)))
 
 
-def _arrived(event: UpdateArrived) -> Entry:
+def _arrived(event: UpdateArrived) -> NewRow:
     counts = (int(event.samples), int(event.gradients))
     values = (event.at, event.task, event.worker, *counts, 1 if event.finite else 0)
     if event.distance is None and not event.digest and not event.base_gone and event.spent is None:
-        return _ARRIVED, values
+        return NewRow(_ARRIVED, values)
     distance = None if event.distance is None else float(event.distance)
     facts: dict[str, object] = {"distance": "nan"} if distance is not None and isnan(distance) else {}
     facts |= {"digest": event.digest} if event.digest else {}
     facts |= {"base_gone": True} if event.base_gone else {}
     facts |= {"spent": event.spent} if event.spent is not None else {}
-    return _DESCRIBED, (*values, distance, _detail(**facts) if facts else None)
+    return NewRow(_DESCRIBED, (*values, distance, _detail(**facts) if facts else None))
 
 
-def _evaluated(event: Evaluated) -> Entry:
+def _evaluated(event: Evaluated) -> NewRow:
     metrics = {name: number(value) for name, value in event.metrics.items()}
-    return _EVALUATED, (event.at, event.t, _detail(metrics=metrics))
+    return NewRow(_EVALUATED, (event.at, event.t, _detail(metrics=metrics)))
 
 
-def _leased(command: SendTask, at: float) -> Entry:
+def _leased(command: SendTask, at: float) -> NewRow:
     lease = command.lease
-    return _LEASED[_is_set(lease)], (at, *_of_lease(lease))
+    return NewRow(_LEASED[_is_set(lease)], (at, *_of_lease(lease)))
 
 
-def _released(command: ReleaseTask, at: float) -> Entry:
+def _released(command: ReleaseTask, at: float) -> NewRow:
     lease = command.lease
-    return _RELEASED[_is_set(lease)], (at, _detail(revoked=command.revoked), *_of_lease(lease))
+    return NewRow(_RELEASED[_is_set(lease)], (at, _detail(revoked=command.revoked), *_of_lease(lease)))
 
 
-def _answered(command: AnswerPush, at: float) -> Entry:
+def _answered(command: AnswerPush, at: float) -> NewRow:
     decision, outcome = command.decision, command.outcome.value
     if command.repeated:
-        return _REPEATED, (at, command.task, command.worker, outcome)
+        return NewRow(_REPEATED, (at, command.task, command.worker, outcome))
     if decision is None:
-        return _ANSWERED[outcome], (at, command.task, command.worker, outcome)
+        return NewRow(_ANSWERED[outcome], (at, command.task, command.worker, outcome))
     lease, mix = decision.lease, decision.mix
     counts = (int(decision.samples), int(decision.gradients), decision.sequence)
     facts = (decision.at, decision.t, decision.staleness, outcome, *counts)
     if mix is None:
-        return _REFUSED[_is_set(lease)], (*facts, *_of_lease(lease))
+        return NewRow(_REFUSED[_is_set(lease)], (*facts, *_of_lease(lease)))
     coefficients = (float(mix.keep), float(mix.new), float(mix.base), 1 if mix.publish else 0)
-    return _APPLIED[_is_set(lease)], (*facts, *coefficients, *_of_lease(lease))
+    return NewRow(_APPLIED[_is_set(lease)], (*facts, *coefficients, *_of_lease(lease)))
+
+
+def lost_row(at: float, task: int, decision: int) -> NewRow:
+    """An acknowledged update is damaged, and an operator has decided to go on without it."""
+    return NewRow(_LOST, (at, task, decision))
 
 
 def _is_set(lease: Lease) -> bool:
@@ -208,36 +234,36 @@ def _detail(**facts: object) -> str:
     return json.dumps(facts)
 
 
-EVENTS: dict[type[Event], Callable[[Any], Entry]] = {
+EVENTS: dict[type[Event], Callable[[Any], NewRow]] = {
     UpdateArrived: _arrived,
-    VersionPublished: lambda event: (_PUBLISHED, (event.at, event.t)),
+    VersionPublished: lambda event: NewRow(_PUBLISHED, (event.at, event.t)),
     Evaluated: _evaluated,
-    HeartbeatArrived: lambda event: (_HEARTBEAT, (event.at, event.task)),
-    RequestEnded: lambda event: (_REQUEST_ENDED, (event.at, event.worker)),
-    FleetJoined: lambda event: (_FLEET_JOINED, (event.at, _detail(size=event.size, devices=event.devices))),
+    HeartbeatArrived: lambda event: NewRow(_HEARTBEAT, (event.at, event.task)),
+    RequestEnded: lambda event: NewRow(_REQUEST_ENDED, (event.at, event.worker)),
+    FleetJoined: lambda event: NewRow(_FLEET_JOINED, (event.at, _detail(size=event.size, devices=event.devices))),
     WorkerJoined: _joined,
     BadUpdateArrived: _bad_update,
-    ServerRestarted: lambda event: (_RESTARTED, (event.at,)),
-    WorkerBarred: lambda event: (_BARRED, (event.at, event.worker, _detail(why=event.why))),
-    WorkerReadmitted: lambda event: (_READMITTED, (event.at, event.worker)),
-    LeaseReturned: lambda event: (_RETURNED, (event.at, event.worker, event.task)),
-    WorkerLeft: lambda event: (_LEFT, (event.at, event.worker)),
+    ServerRestarted: lambda event: NewRow(_RESTARTED, (event.at,)),
+    WorkerBarred: lambda event: NewRow(_BARRED, (event.at, event.worker, _detail(why=event.why))),
+    WorkerReadmitted: lambda event: NewRow(_READMITTED, (event.at, event.worker)),
+    LeaseReturned: lambda event: NewRow(_RETURNED, (event.at, event.worker, event.task)),
+    WorkerLeft: lambda event: NewRow(_LEFT, (event.at, event.worker)),
 }
 """Always recorded."""
 
-VERBOSE: dict[type[Event], Callable[[Any], Entry]] = {
-    TaskRequested: lambda event: (_REQUESTED, (event.at, event.worker)),
-    UpdateMixed: lambda event: (_MIXED, (event.at, event.sequence)),
-    TimePassed: lambda event: (_TIME_PASSED, (event.at,)),
+VERBOSE: dict[type[Event], Callable[[Any], NewRow]] = {
+    TaskRequested: lambda event: NewRow(_REQUESTED, (event.at, event.worker)),
+    UpdateMixed: lambda event: NewRow(_MIXED, (event.at, event.sequence)),
+    TimePassed: lambda event: NewRow(_TIME_PASSED, (event.at,)),
 }
 """Many, and they follow from the others: recorded where asked for."""
 
-COMMANDS: dict[type[Command], Callable[[Any, float], Entry]] = {
+COMMANDS: dict[type[Command], Callable[[Any, float], NewRow]] = {
     AnswerPush: _answered,
     SendTask: _leased,
     ReleaseTask: _released,
-    Quarantine: lambda command, at: (_QUARANTINED, (at, command.worker, _detail(why=command.why))),
-    Finish: lambda command, at: (_FINISHED, (at, _detail(reason=command.reason))),
+    Quarantine: lambda command, at: NewRow(_QUARANTINED, (at, command.worker, _detail(why=command.why))),
+    Finish: lambda command, at: NewRow(_FINISHED, (at, _detail(reason=command.reason))),
 }
 """What the coordinator did; the other commands show in the events that follow them."""
 
