@@ -260,8 +260,16 @@ class Watched:
     def counters(self) -> tuple[object, ...]:
         """What only a decision may change, as the coordinator sees it."""
         c = self.coordinator
-        counts = (c.sequence, c.t_decided, c.applied, c.mixed, c.gradients, c.memory, list(c.accepted))
-        return (*counts, dict(c.contribution.mass), c.contribution.surviving(), c.answers.copy())
+        counts = (
+            c.judge.decisions,
+            c.t_decided,
+            c.applied,
+            c.mixed,
+            c.gradients,
+            c.judge.memory,
+            list(c.judge.accepted),
+        )
+        return (*counts, dict(c.contribution.mass), c.contribution.surviving(), c.judge.answers.copy())
 
     def note(self, event: Event) -> None:  # noqa: C901 (one per kind)
         """What an event says by itself."""
@@ -586,14 +594,14 @@ class Watched:
     def check_state(self) -> None:
         """The coordinator's account is ours."""
         c = self.coordinator
-        assert (c.t, c.t_decided, c.sequence, c.applied) == (self.t, self.decided, self.sequence, self.applied)
+        assert (c.t, c.t_decided, c.judge.decisions, c.applied) == (self.t, self.decided, self.sequence, self.applied)
         assert (c.mixed, c.queued, c.gradients) == (self.mixed, self.applied - self.mixed, self.gradients)
-        assert (c.leases, dict(c.memory)) == (self.open, dict(self.memory))
-        assert (bool(c.ending), c.finished) == (self.ended, self.finished)
+        assert (c.leases, dict(c.judge.memory)) == (self.open, dict(self.memory))
+        assert (bool(c.end_reason), c.finished) == (self.ended, self.finished)
         assert c.quarantined == self.barred
         assert self.barred.keys().isdisjoint(self.waiting | {lease.worker for lease in self.open.values()})
         if self.plan.gate and self.plan.gate.median_max:
-            assert list(c.accepted) == pytest.approx(self.distances[-MEDIAN_OF:])
+            assert list(c.judge.accepted) == pytest.approx(self.distances[-MEDIAN_OF:])
         assert self.finished == self.complete()
         assert c.contribution.mass == pytest.approx(self.mass, abs=1e-9)
         surviving = c.contribution.surviving()
@@ -905,7 +913,7 @@ def test_the_run_ends_although_some_workers_never_answer(case: Case) -> None:
         if drive.run.finished or (not case.ends and drive.run.t >= 20):
             break
     else:
-        pytest.fail("not finished; the latest events:\n" + "\n".join(drive.run.coordinator.latest(12)))
+        pytest.fail("not finished; the latest events:\n" + "\n".join(drive.run.coordinator.story.latest(12)))
     assert drive.run.t >= 3
     gate, most = case.plan.gate, case.plan.bad_updates_max
     assert drive.run.barred.keys() == ({LARGE} if gate and gate.policy == "refuse" and most else set())

@@ -85,7 +85,7 @@ def script(run: ServedRun, desk: Desk, acknowledged: Callable[[int], None]) -> N
     for worker in range(WORKERS):
         run.hub.tell(lambda at, worker=worker: WorkerJoined(at, worker, worker, f"w{worker}")).result(PATIENCE_S)  # type: ignore[misc]
         ask(run, worker)
-    while not run.hub.ask(lambda c: bool(c.ending)).result(PATIENCE_S):
+    while not run.hub.ask(lambda c: bool(c.end_reason)).result(PATIENCE_S):
         lease = desk.leases.get(timeout=PATIENCE_S)
         if push(run, lease).outcome is Outcome.APPLIED:
             acknowledged(lease.task)

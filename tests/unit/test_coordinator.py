@@ -263,7 +263,7 @@ def test_a_push_that_comes_again_gets_the_first_answer_again_and_changes_nothing
     first = tell(c, *asked(0.0, 1), pushed(1.0, 1))
     assert tell(c, pushed(2.0, 1, gradients=50, samples=9)) == [_again(first[1])]
     assert tell(c, *done(3.0, 1), pushed(4.0, 1)) == [_again(first[1])]
-    assert (c.sequence, c.applied, c.t_decided, c.gradients, c.duplicates) == (1, 1, 1, 1, 2)
+    assert (c.judge.decisions, c.applied, c.t_decided, c.gradients, c.judge.duplicates) == (1, 1, 1, 1, 2)
     assert c.contribution.mass == {1: 0.5}
 
 
@@ -296,7 +296,7 @@ def test_an_unknown_task_is_refused() -> None:
     c = begun(plan())
     assert tell(c, pushed(0.0, 1, task=1)) == [AnswerPush(1, 1, Outcome.UNKNOWN_TASK)]
     assert tell(c, pushed(0.0, 1, task=-5)) == [AnswerPush(1, -5, Outcome.UNKNOWN_TASK)]
-    assert c.sequence == 0
+    assert c.judge.decisions == 0
 
 
 def test_an_update_that_is_not_finite_is_refused_and_stays_refused() -> None:
@@ -565,12 +565,12 @@ def test_the_median_is_of_what_was_applied_alone() -> None:
     c = begun(plan(gate=Gate(median_max=3.0), queue_max=1))
     for n in range(1, MEDIAN_AFTER + 1):
         tell(c, *asked(0.0, 1), far(0.0, 1, 1.0, n), *done(0.0, n))
-    assert list(c.accepted) == [1.0] * MEDIAN_AFTER
+    assert list(c.judge.accepted) == [1.0] * MEDIAN_AFTER
     tell(c, *asked(0.0, 1, 2, 3))
     assert outcome(tell(c, far(1.0, 1, 3.5, MEDIAN_AFTER + 1))) is Outcome.TOO_LARGE
     assert outcome(tell(c, far(1.0, 2, 2.5, MEDIAN_AFTER + 2))) is Outcome.APPLIED
     assert outcome(tell(c, far(1.0, 3, 2.0, MEDIAN_AFTER + 3))) is Outcome.BUSY
-    assert list(c.accepted) == [*[1.0] * MEDIAN_AFTER, 2.5]
+    assert list(c.judge.accepted) == [*[1.0] * MEDIAN_AFTER, 2.5]
 
 
 def test_a_refusal_needs_no_room_in_the_queue() -> None:
@@ -607,7 +607,7 @@ def test_an_update_that_was_not_measured_stops_the_run() -> None:
     c = begun(plan(gate=Gate(2.0)))
     with pytest.raises(InvariantBroken, match="which was not measured"):
         tell(c, *asked(0.0, 1), pushed(1.0, 1))
-    assert (c.sequence, len(c.leases)) == (0, 1)
+    assert (c.judge.decisions, len(c.leases)) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -761,7 +761,7 @@ def test_what_a_quarantined_worker_pushes_is_refused_unseen() -> None:
     assert tell(c, far(14.0, 1, 1.0)) == [_again(answer)]
     assert not c.released
     tell(c, *asked(15.0, 2), nan_pushed(15.0, 2, 3))
-    assert c.ending == "diverged: the last 2 updates were NaN or infinite"  # the one that nobody saw is not between
+    assert c.end_reason == "diverged: the last 2 updates were NaN or infinite"  # the one that nobody saw is not between
 
 
 def test_a_revoked_lease_of_a_worker_that_was_readmitted_is_too_stale() -> None:
@@ -839,7 +839,7 @@ def test_a_restart_forgets_neither_the_quarantined_nor_the_counts_nor_the_gate()
     tell(c, *asked(0.0, 1, 2, 3), garbage(1.0, 1), garbage(1.0, 1), garbage(1.0, 2), far(1.0, 3, 0.5))
     new = again(c, settings)
     assert new.quarantined == {1: "no such tensor"}
-    assert list(new.accepted) == [0.5]
+    assert list(new.judge.accepted) == [0.5]
     assert tell(new, garbage(2.0, 2, why="x"))[0] == Quarantine(2, "x")
     assert tell(new, *asked(2.0, 1)) == [TellQuarantined(1, "no such tensor")]
     assert snapshot(again(new, settings)) == snapshot(new)
@@ -943,7 +943,7 @@ def test_a_groups_deadline_counts_from_its_first_task() -> None:
 def test_the_run_ends_after_its_epochs_once_they_are_mixed() -> None:
     c = begun(plan(epochs=2))
     tell(c, *asked(0.0, 1, 2, 3), pushed(1.0, 1), pushed(1.0, 2))
-    assert c.ending == "2 epochs"
+    assert c.end_reason == "2 epochs"
     assert tell(c, *asked(2.0, 4)) == [TellFinished(4)]
     assert tell(c, *asked(2.0, 3)) == [TellFinished(3)]  # though its lease is open
     answer = refused(3, 3.0, leased(3, 3), t=3, staleness=2, outcome=Outcome.FINISHED)
@@ -967,7 +967,7 @@ def test_whoever_waits_when_the_run_ends_is_given_nothing() -> None:
 def test_the_run_ends_after_its_gradients() -> None:
     c = begun(plan(gradients=7))
     tell(c, *asked(0.0, 1, 2), pushed(1.0, 1, gradients=6), *done(1.0, 1))
-    assert not c.ending
+    assert not c.end_reason
     tell(c, pushed(2.0, 2, gradients=4), VersionPublished(2.0, 2))
     assert tell(c, UpdateMixed(2.0, 2)) == [Finish("7 gradients")]
     assert c.gradients == 10
@@ -1014,7 +1014,7 @@ def test_a_run_without_an_end_goes_on() -> None:
     for n in range(1, 50):
         assert sent(tell(c, *asked(float(n), 1))) == [leased(n, 1, tau=n - 1, at=float(n), number=n - 1)]
         tell(c, pushed(float(n), 1, n), *done(float(n), n))
-    assert not c.ending
+    assert not c.end_reason
 
 
 def test_a_run_may_end_before_anything_arrived() -> None:
@@ -1129,7 +1129,7 @@ def test_an_update_without_samples_raises_and_changes_nothing() -> None:
 def test_the_story_of_a_task_is_told_from_its_lease_to_its_answer() -> None:
     c = begun(plan())
     tell(c, *asked(0.0, 1, 2), HeartbeatArrived(1.0, 1), pushed(2.0, 1), *done(2.0, 1), pushed(3.0, 2), pushed(4.0, 1))
-    story = c.story(1)
+    story = c.story.of_task(1)
     assert [line.split("(")[0] for line in story] == [
         "TaskRequested",
         "HeartbeatArrived",
@@ -1139,9 +1139,9 @@ def test_the_story_of_a_task_is_told_from_its_lease_to_its_answer() -> None:
     assert "SendTask(lease=Lease(task=1, worker=1" in story[0]
     assert "MixUpdate" in story[2]
     assert "repeated=True" in story[3]
-    assert c.story(99) == []
-    assert c.latest(2) == [*c.latest(3)[1:]]
-    assert c.latest(1)[0] == story[3]
+    assert c.story.of_task(99) == []
+    assert c.story.latest(2) == [*c.story.latest(3)[1:]]
+    assert c.story.latest(1)[0] == story[3]
 
 
 def test_the_deadlines_of_tasks_that_are_over_are_forgotten() -> None:

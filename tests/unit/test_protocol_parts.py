@@ -16,7 +16,7 @@ from offbeat.errors import InvalidValue
 from offbeat.protocol.contribution import FORGET_BELOW, Contribution
 from offbeat.protocol.plan import Plan, Target
 from offbeat.protocol.scheduler import PICKS_MAX, Choice, Idle, Scheduler
-from offbeat.protocol.waiting import Waiting
+from offbeat.protocol.worker_set import WorkerSet
 
 CHI_SQUARE_LIMIT_9 = 27.9
 """With 9 degrees of freedom a fair draw exceeds this once in a thousand."""
@@ -37,7 +37,7 @@ def chi_square(counts: Counter[int], cells: int) -> float:
 @settings(derandomize=True, deadline=None, max_examples=100)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=60))
 def test_waiting_is_a_set_that_can_be_indexed(steps: list[tuple[bool, int]]) -> None:
-    waiting = Waiting()
+    waiting = WorkerSet()
     model: set[int] = set()
     for add, worker in steps:
         (waiting.add if add else waiting.discard)(worker)
@@ -50,7 +50,7 @@ def test_waiting_is_a_set_that_can_be_indexed(steps: list[tuple[bool, int]]) -> 
 
 def test_whoever_left_the_waiting_is_out_wherever_it_stood() -> None:
     for gone in range(4):
-        waiting = Waiting()
+        waiting = WorkerSet()
         for worker in range(4):
             waiting.add(worker)
         waiting.discard(gone)

@@ -61,8 +61,8 @@ def test_the_totals_are_the_coordinators(seed: int, tmp_path: Path) -> None:
 def agree(reading: Reading, c: Coordinator) -> None:
     """The page says what the coordinator knows."""
     tally = reading.tally
-    assert (tally.t, tally.applied, tally.duplicates) == (c.t, c.applied, c.duplicates)
-    assert sum(tally.rejected.values()) == c.sequence - c.applied
+    assert (tally.t, tally.applied, tally.duplicates) == (c.t, c.applied, c.judge.duplicates)
+    assert sum(tally.rejected.values()) == c.judge.decisions - c.applied
     assert set(tally.open) == set(c.leases)
     assert {number for number, worker in tally.fleet.workers.items() if worker.task} == {
         lease.worker for lease in c.leases.values()

@@ -96,7 +96,7 @@ class Fleet:
     def _refuse_hopeless(self) -> None:
         c, present = self.run.coordinator, self.nodes.present
         quarantined = c.quarantined
-        if present and present <= quarantined.keys() and not self.post.busy and not c.ending:
+        if present and present <= quarantined.keys() and not self.post.busy and not c.end_reason:
             raise OffbeatError(
                 f"every connected node ({len(present)}) sent only bad updates and gets no more tasks; "
                 f"the last was: {quarantined[max(present)]}. Mend the ClientApp and run again"

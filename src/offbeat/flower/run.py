@@ -105,7 +105,7 @@ class Run:
         self._every, self._checkpointed, self._marked = checkpoint_every, 0, -1
         found = self._newest()
         self.coordinator, self.w, self.x = self._found(found) if found else self._first(x_0)
-        self.wake = self.coordinator.wakes_at
+        self.wake = self.coordinator.woken_at
         self.watch = watch_of(self.coordinator.at)
         if found:
             self._take_up()
@@ -135,7 +135,7 @@ class Run:
     def _take_up(self) -> None:
         """What was under way is gone, but for an evaluation: that is done again."""
         c = self.coordinator
-        asked = {0, int(c.rest()["evaluating"])}
+        asked = {0, int(c.evaluated_t)}
         if c.t in asked and (not c.evaluations or c.evaluations[-1].t != c.t):
             self.unmeasured.append((c.t, self.x))
         if c.finished:

@@ -178,10 +178,14 @@ class FedAsync:
         c = run.coordinator
         mixed, total, largest = run.ledger.staleness()
         results: dict[str, Any] = {"t": c.t, "epochs": c.plan.epochs, "applied": c.applied, "gradients": c.gradients}
-        results |= {"rejected": c.sequence - c.applied, "duplicates": c.duplicates, "wall_s": round(c.at, 3)}
+        results |= {
+            "rejected": c.judge.decisions - c.applied,
+            "duplicates": c.judge.duplicates,
+            "wall_s": round(c.at, 3),
+        }
         results |= {"staleness_mean": total / mixed if mixed else 0.0, "staleness_largest": largest}
         results |= dict(c.evaluations[-1].metrics) if c.evaluations else {}
-        results |= {"x_sha256": hashlib.sha256(run.x.vector.data).hexdigest(), "ended": c.ending}
+        results |= {"x_sha256": hashlib.sha256(run.x.vector.data).hexdigest(), "ended": c.end_reason}
         results |= {"dir": str(self.dir) if self.dir else None, "task": "flower", "settings": run.folder.settings}
         return dict(plain(results, "summary"))
 

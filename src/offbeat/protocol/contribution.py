@@ -55,7 +55,6 @@ class Contribution:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take a state."""
         self.mass, self._relative = dict(state["mass"]), dict(state["relative"])
         self._factor = state["factor"]
         self._unpublished = [(device, keep, new) for device, keep, new in state["unpublished"]]

@@ -36,6 +36,5 @@ class Group:
         return [sorted(self.devices), self.arrived, None if self.due == inf else self.due, self._begun]
 
     def restore(self, state: list[Any]) -> None:
-        """Take a state."""
         devices, self.arrived, due, self._begun = state
         self.devices, self.due = set(devices), inf if due is None else due

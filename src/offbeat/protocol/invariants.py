@@ -10,7 +10,7 @@ def check(coordinator: Coordinator) -> None:
     """Raise, with the latest events, unless the state makes sense."""
     broken = [name for name, holds in _invariants(coordinator) if not holds]
     if broken:
-        raise InvariantBroken(f"not so any more: {'; '.join(broken)}\n" + "\n".join(coordinator.latest(10)))
+        raise InvariantBroken(f"not so any more: {'; '.join(broken)}\n" + "\n".join(coordinator.story.latest(10)))
 
 
 def _invariants(c: Coordinator) -> Iterator[tuple[str, bool]]:
@@ -24,17 +24,17 @@ def _invariants(c: Coordinator) -> Iterator[tuple[str, bool]]:
         c.t == c.t_decided or c.queued > 0 or (bool(scheduler.group)),
     )
     yield "the queue is bounded", 0 <= c.queued <= plan.queue_max
-    yield "every applied update was decided on", c.mixed <= c.applied <= c.sequence
+    yield "every applied update was decided on", c.mixed <= c.applied <= c.judge.decisions
     yield "a worker has one open lease", len(set(workers)) == len(workers)
     yield "in_flight_max holds", len(c.leases) <= max(plan.in_flight_max, scheduler.quota)
     yield "tasks_per_device holds", plan.tasks_per_device is None or most <= plan.tasks_per_device
-    yield "an answered task has no open lease", not c.leases.keys() & c.answers.keys()
+    yield "an answered task has no open lease", not c.leases.keys() & c.judge.answers.keys()
     yield "a released lease is not open", not c.leases.keys() & c.released.keys()
-    yield "an answered task is not waiting for a late push", not c.released.keys() & c.answers.keys()
+    yield "an answered task is not waiting for a late push", not c.released.keys() & c.judge.answers.keys()
     yield "who has a lease does not wait", not any(worker in c.idle for worker in workers)
     yield (
         "who is quarantined has no open lease and does not wait",
         not any(worker in workers or worker in c.idle for worker in c.quarantined),
     )
     yield "tau is a published version", all(0 <= lease.tau <= c.t for lease in c.leases.values())
-    yield "what is kept is bounded", len(c.answers) <= plan.answers_kept and len(c.released) <= plan.released_kept
+    yield "what is kept is bounded", len(c.judge.answers) <= plan.answers_kept and len(c.released) <= plan.released_kept

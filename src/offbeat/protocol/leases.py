@@ -13,7 +13,7 @@ from typing import Any
 from offbeat.protocol.messages import Lease
 
 SLACK = 256
-"""Deadlines of closed leases that may lie about before the heap is built anew."""
+"""Deadlines of closed leases that the heap may hold before it is built anew."""
 
 
 class LeaseBook:
@@ -25,12 +25,32 @@ class LeaseBook:
         self.released: OrderedDict[int, tuple[Lease, bool]] = OrderedDict()
         """Released leases, and whether they were revoked: then a late push is refused whatever its staleness."""
         self.deadlines: list[tuple[float, int]] = []
+        self.tasks = 0
+        """Tasks granted so far; the newest one has this number."""
+        self.tasks_of: dict[int, int] = {}
+        """Tasks that every device was given so far."""
         self._released_kept = released_kept
         self._task_of: dict[int, int] = {}
         self._open_on: dict[int, int] = {}
 
-    def grant(self, lease: Lease) -> None:
-        """A new lease."""
+    def grant(
+        self,
+        worker: int,
+        device: int,
+        tau: int,
+        at: float,
+        deadline: float,
+        local_iterations: int | None = None,
+        gamma: float | None = None,
+    ) -> Lease:
+        """A new lease, with the next task number."""
+        number = self.tasks_of.get(device, 0)
+        self.tasks, self.tasks_of[device] = self.tasks + 1, number + 1
+        lease = Lease(self.tasks, worker, device, number, tau, at, deadline, local_iterations, gamma)
+        self._enter(lease)
+        return lease
+
+    def _enter(self, lease: Lease) -> None:
         self.open[lease.task] = lease
         self._task_of[lease.worker] = lease.task
         self._open_on[lease.device] = self._open_on.get(lease.device, 0) + 1
@@ -50,7 +70,7 @@ class LeaseBook:
         return next(iter(self.open.values()), None)
 
     def find(self, task: int) -> tuple[Lease | None, bool]:
-        """A lease under which a push can be judged, open or released, and whether it was revoked."""
+        """The lease under which a push of this task is judged, open or released, and whether it was revoked."""
         lease = self.open.get(task)
         return (lease, False) if lease else self.released.get(task, (None, False))
 
@@ -72,7 +92,7 @@ class LeaseBook:
             self.released.popitem(last=False)
 
     def extend(self, task: int, deadline: float) -> None:
-        """A sign of life."""
+        """The worker gave a sign of life."""
         lease = self.open.get(task)
         if lease:
             self.open[task] = replace(lease, deadline=deadline)
@@ -105,9 +125,8 @@ class LeaseBook:
         }
 
     def restore(self, state: dict[str, Any], lease_of: Callable[[Any], Lease]) -> None:
-        """Take a state."""
         for values in state["open"]:
-            self.grant(lease_of(values))
+            self._enter(lease_of(values))
         for values, revoked in state["released"]:
             lease = lease_of(values)
             self.released[lease.task] = (lease, revoked)

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 from offbeat.core import draws
 from offbeat.errors import InvalidValue
 from offbeat.protocol.messages import Evaluated
-from offbeat.protocol.waiting import Waiting
+from offbeat.protocol.worker_set import WorkerSet
 
 Choice = Literal["random", "fair"]
 GammaSchedule = Callable[[int, Sequence[Evaluated]], float]
@@ -83,7 +83,7 @@ class Idle:
     def __init__(self, choice: Choice, seed: int) -> None:
         self.choice, self.seed = choice, seed
         self.drawn = 0
-        self._pool = Waiting()
+        self._pool = WorkerSet()
         self._ranked: dict[int, tuple[float, int, int]] = {}
         self._by_mass: list[tuple[float, int, int]] = []
 
@@ -135,7 +135,6 @@ class Idle:
         return {"drawn": self.drawn, "pool": self._pool.members(), "ranked": list(self._ranked.values())}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take a state."""
         self.drawn = state["drawn"]
         for worker in state["pool"]:
             self._pool.add(worker)

@@ -6,13 +6,14 @@ Rules kept here:
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from math import inf
+from collections.abc import Iterable
+from math import inf, isinf
 from typing import Any
 
 from offbeat.core.rules import Mix, Rule
 from offbeat.errors import InvalidValue
 from offbeat.protocol.coordinator import Coordinator
+from offbeat.protocol.dispatch import Available
 from offbeat.protocol.messages import AnswerPush, Decision, Evaluated, Lease, Outcome
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
@@ -20,7 +21,9 @@ from offbeat.protocol.scheduler import Scheduler
 FORMAT = 1
 State = dict[str, Any]
 
-COUNTERS = ("t", "t_decided", "sequence", "applied", "mixed", "gradients", "duplicates", "not_finite")
+COUNTERS = ("t", "t_decided", "applied", "mixed", "gradients")
+JUDGED = {"sequence": "decisions", "duplicates": "duplicates", "not_finite": "not_finite"}
+"""What the state calls the judge's counters."""
 
 
 def snapshot(c: Coordinator, *, answers: bool = True) -> State:
@@ -29,17 +32,18 @@ def snapshot(c: Coordinator, *, answers: bool = True) -> State:
         "format": FORMAT,
         "at": c.at,
         **{name: getattr(c, name) for name in COUNTERS},
-        "memory": dict(c.memory),
-        "accepted": list(c.accepted),
-        "conduct": c.conduct.state(),
-        "ending": c.ending,
+        **{name: getattr(c.judge, attribute) for name, attribute in JUDGED.items()},
+        "memory": dict(c.judge.memory),
+        "accepted": list(c.judge.accepted),
+        "conduct": c.judge.quarantined.state(),
+        "ending": c.end_reason,
         "finished": c.finished,
         "book": c.book.state(_from_lease),
-        "answers": [_from_answer(answer) for answer in c.answers.values()] if answers else None,
+        "answers": [_from_answer(answer) for answer in c.judge.answers.values()] if answers else None,
         "idle": c.idle.state(),
         "contribution": c.contribution.state(),
         "evaluations": [(e.at, e.t, dict(e.metrics)) for e in c.evaluations],
-        "rest": c.rest(),
+        "rest": _rest(c),
     }
 
 
@@ -50,7 +54,7 @@ def restored(
     scheduler: Scheduler | None = None,
     *,
     seed: int = 0,
-    available: Callable[[int, float], bool] = lambda _worker, _at: True,
+    available: Available = lambda _worker, _at: True,
     decided: Iterable[Decision] = (),
 ) -> Coordinator:
     """The coordinator that this state was taken of, given the same rule, plan, scheduler and seed.
@@ -63,28 +67,62 @@ def restored(
     c.at = state["at"]
     for name in COUNTERS:
         setattr(c, name, state[name])
-    c.memory, c.accepted = state["memory"], state["accepted"]
-    c.conduct.restore(state["conduct"])
-    c.ending, c.finished = state["ending"], state["finished"]
+    for name, attribute in JUDGED.items():
+        setattr(c.judge, attribute, state[name])
+    c.judge.memory, c.judge.accepted = state["memory"], state["accepted"]
+    c.judge.quarantined.restore(state["conduct"])
+    c.end_reason, c.finished = state["ending"], state["finished"]
     c.book.restore(state["book"], _lease)
     known = map(_again, decided) if state["answers"] is None else map(_answer, state["answers"])
-    c.answers = OrderedDict((answer.task, answer) for answer in known)
-    while len(c.answers) > plan.answers_kept:
-        c.answers.popitem(last=False)
+    c.judge.answers = OrderedDict((answer.task, answer) for answer in known)
+    while len(c.judge.answers) > plan.answers_kept:
+        c.judge.answers.popitem(last=False)
     c.idle.restore(state["idle"])
     c.contribution.restore(state["contribution"])
     c.evaluations = [Evaluated(at, t, metrics) for at, t, metrics in state["evaluations"]]
-    c.restore_rest(state["rest"])
+    _restore_rest(c, state["rest"])
+    c.end_if_enough()  # the plan may ask for less than when the state was taken
     return c
 
 
+def _rest(c: Coordinator) -> State:
+    """What only the coordinator itself uses; moments that never come are None."""
+    d = c.dispatcher
+    moments = {"_woken_at": c.woken_at, "_trigger_due": d.trigger_due, "_retry_due": d.retry_due}
+    return {
+        "moments": {name: None if isinf(at) else at for name, at in moments.items()},
+        "never_triggered": d.trigger_due == -inf,
+        "evaluating": c.evaluated_t,
+        "device_of": list(d.device_of.items()),
+        "fleet": d.fleet,
+        "numbers": list(d.book.tasks_of.items()),
+        "speeds": d.speeds.state(),
+        "group": d.group.state(),
+        "gradients_mixed": c.gradients_mixed,
+        "tasks": d.book.tasks,
+        "held": d.pace.held_back,
+    }
+
+
+def _restore_rest(c: Coordinator, state: State) -> None:
+    d, moments = c.dispatcher, state["moments"]
+    c.woken_at, d.retry_due = moment(moments["_woken_at"]), moment(moments["_retry_due"])
+    d.trigger_due = -inf if state["never_triggered"] else moment(moments["_trigger_due"])
+    c.evaluated_t, c.gradients_mixed = state["evaluating"], state["gradients_mixed"]
+    d.device_of, d.fleet = dict(state["device_of"]), state["fleet"]
+    d.book.tasks, d.book.tasks_of = state["tasks"], dict(state["numbers"])
+    d.speeds.restore(state["speeds"])
+    d.group.restore(state["group"])
+    d.pace.held_back = None if state["held"] is None else (state["held"][0], state["held"][1])
+
+
 def number(value: float) -> float | None:
-    """A moment that may be infinitely far, for JSON."""
+    """A moment as JSON has it: None where it never comes."""
     return None if value == inf else value
 
 
 def moment(value: float | None) -> float:
-    """Back again."""
+    """A moment back from JSON."""
     return inf if value is None else value
 
 

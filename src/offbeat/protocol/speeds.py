@@ -29,6 +29,5 @@ class Speeds:
         return [None if self.fastest == inf else self.fastest, list(self._seconds.items())]
 
     def restore(self, state: list[Any]) -> None:
-        """Take a state."""
         fastest, seconds = state
         self.fastest, self._seconds = inf if fastest is None else fastest, dict(seconds)

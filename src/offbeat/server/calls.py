@@ -211,7 +211,7 @@ def _said(service: Service, news: News) -> dict[str, Any]:
         case Lease():
             return {"state": "working", "lease": _lease(service, news)}
         case Over():
-            return {"state": "finished", "reason": service.run.coordinator.ending}
+            return {"state": "finished", "reason": service.run.coordinator.end_reason}
         case Quarantined():
             raise Refusal("quarantined", f"this worker is quarantined: {news}", retry_after_s=QUARANTINE_RETRY_S)
         case Superseded():
@@ -252,7 +252,9 @@ async def heartbeat(request: web.Request) -> web.Response:
 def _refuse_released(c: Coordinator, worker: int, task: int) -> None:
     lease, revoked = c.book.find(task)
     if lease is None:
-        raise Refusal("revoked" if c.ending else "released", f"task {task} is not leased; it may have been answered")
+        raise Refusal(
+            "revoked" if c.end_reason else "released", f"task {task} is not leased; it may have been answered"
+        )
     if lease.worker != worker:
         raise Refusal("not_yours", f"task {task} was leased to another worker")
     if task not in c.leases:

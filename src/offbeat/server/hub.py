@@ -104,7 +104,7 @@ class Hub:
         self._putting = threading.Lock()
         """Held while something is put, so that nothing is put behind the end."""
         self._queue: SimpleQueue[Item] = SimpleQueue()
-        self._wake = coordinator.wakes_at
+        self._wake = coordinator.woken_at
         self._current: Sequence[Item] = ()
         self._late: list[Item] = []
         """Came while the ledger could not be written."""

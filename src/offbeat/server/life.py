@@ -181,7 +181,7 @@ class Server:
         where = {"url": self.url, "pid": os.getpid(), "run": self.begun.run_id}
         Disk().write_whole(self.order.folder / WHERE, [json.dumps(where).encode()])
         if self.service.finished:
-            self._over(self.run.coordinator.ending)
+            self._over(self.run.coordinator.end_reason)
 
     def _wire(self) -> None:
         """Connect the parts that must hear of each other."""
@@ -225,7 +225,7 @@ class Server:
     def _evaluate(self, t: int, x: Model) -> None:
         """On the hub's thread."""
         if self.evaluator is not None:
-            self.evaluator.put(t, x, last=bool(self.run.coordinator.ending))
+            self.evaluator.put(t, x, last=bool(self.run.coordinator.end_reason))
 
     def _evaluated(self, t: int, metrics: Mapping[str, float]) -> None:
         with suppress(OffbeatError):  # the hub has failed, which is known elsewhere
@@ -274,7 +274,7 @@ class Server:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_S):
                         await self.stopped.wait()
-        log.info("finished: %s", self.run.coordinator.ending)
+        log.info("finished: %s", self.run.coordinator.end_reason)
         if self.order.exit_when_finished:
             with suppress(TimeoutError):
                 async with asyncio.timeout(GOODBYE_S):

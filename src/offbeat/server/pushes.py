@@ -224,14 +224,14 @@ async def _early(service: Service, head: Head) -> list[Command] | None:
 
 
 def _foreseen(c: Coordinator, head: Head) -> tuple[bool, Refusal | None]:
-    first = c.answers.get(head.task)
+    first = c.judge.answers.get(head.task)
     if first is not None and first.worker == head.worker:
         return True, None
     try:
         _refuse_stranger(c, head.worker, head.task)
     except Refusal as refusal:
         return False, refusal
-    if c.ending:
+    if c.end_reason:
         return True, None
     if c.queued >= c.plan.queue_max:
         return False, _busy(c.plan.retry_after_s)
@@ -243,7 +243,7 @@ def _busy(retry_after_s: float) -> Refusal:
 
 
 def _refuse_stranger(c: Coordinator, worker: int, task: int) -> None:
-    first, (lease, _) = c.answers.get(task), c.book.find(task)
+    first, (lease, _) = c.judge.answers.get(task), c.book.find(task)
     if first is None and lease is None:
         raise Refusal("unknown_task", f"task {task} was never leased, or is long over")
     owner = first.worker if first is not None else lease.worker if lease is not None else None

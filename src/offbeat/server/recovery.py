@@ -74,7 +74,7 @@ class Redo:
     def _unmixed_then(self, recorded: dict[int, Decision]) -> list[Order]:
         """What was decided on and not mixed at the checkpoint: the newest applied decisions that it knew of."""
         c = self.coordinator
-        known = [d for sequence, d in sorted(recorded.items()) if sequence <= c.sequence]
+        known = [d for sequence, d in sorted(recorded.items()) if sequence <= c.judge.decisions]
         return [MixUpdate(decision) for decision in known[len(known) - c.queued :]]
 
     def _redo(self, event: Event, recorded: dict[int, Decision], *, drop_damaged: bool) -> None:

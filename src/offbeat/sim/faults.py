@@ -22,6 +22,7 @@ from offbeat.core.rules import Rule, fedasync, fedavg, fedbuff
 from offbeat.core.staleness import polynomial
 from offbeat.errors import InvariantBroken
 from offbeat.protocol.coordinator import Coordinator
+from offbeat.protocol.dispatch import Available
 from offbeat.protocol.invariants import check
 from offbeat.protocol.messages import AnswerPush, Command, Event, Lease, MixUpdate, Outcome, TaskRequested, WorkerLeft
 from offbeat.protocol.plan import Plan
@@ -135,7 +136,7 @@ class Watch:
     def _mixed(self, command: MixUpdate) -> None:
         decision = command.decision
         if decision.lease.task in self.applied:
-            story = "\n".join(self.coordinator.story(decision.lease.task))
+            story = "\n".join(self.coordinator.story.of_task(decision.lease.task))
             raise InvariantBroken(f"task {decision.lease.task} was applied twice:\n{story}")
         self.applied[decision.lease.task] = decision.t
         if decision.staleness != decision.t - 1 - decision.lease.tau or decision.outcome is not Outcome.APPLIED:
@@ -201,27 +202,22 @@ def run(seed: int) -> Watch:
     return watch
 
 
-def _restarted(watch: Watch, seed: int, available: object) -> Coordinator:
+def _restarted(watch: Watch, seed: int, available: Available) -> Coordinator:
     """A new coordinator, led through all that happened."""
     old, said = watch.coordinator, iter(list(watch.answers))
     new = Coordinator(old.rule, old.plan, old.scheduler, seed=seed, available=lambda _worker, _at: next(said))
     for event in watch.events:
         new.handle(event)
-    for name in (
-        "t",
-        "t_decided",
-        "sequence",
-        "applied",
-        "mixed",
-        "gradients",
-        "memory",
-        "leases",
-        "released",
-        "answers",
+    for part, names in (
+        ("coordinator", ("t", "t_decided", "applied", "mixed", "gradients", "leases", "released")),
+        ("judge", ("decisions", "memory", "answers")),
     ):
-        if getattr(new, name) != getattr(old, name):
-            raise InvariantBroken(f"after a restart {name} is {getattr(new, name)!r} but was {getattr(old, name)!r}")
-    new.available = available  # type: ignore[assignment]
+        ours, theirs = (new, old) if part == "coordinator" else (new.judge, old.judge)
+        for name in names:
+            found, wanted = getattr(ours, name), getattr(theirs, name)
+            if found != wanted:
+                raise InvariantBroken(f"after a restart {part}.{name} is {found!r} but was {wanted!r}")
+    new.dispatcher.available = available
     return new
 
 

@@ -279,7 +279,7 @@ class Simulation:
             "x_sha256": hashlib.sha256(self.plane.x.vector.tobytes()).hexdigest(),
             "bytes_down": tally.sent * tally.model_bytes,
             "bytes_up": tally.arrived * tally.model_bytes,
-            "ended": c.ending or "nothing was left to happen",
+            "ended": c.end_reason or "nothing was left to happen",
             "executor": self.executor.name,
             **self.executor.report(),
             "dir": str(self.folder.path) if self.folder else None,

@@ -1,4 +1,4 @@
-"""Owns who waits for a task: a set of workers from which one is taken at random in constant time.
+"""Owns a set of workers from which one is taken at random in constant time: those that wait for a task.
 
 Workers are small whole numbers, so two flat arrays are enough for a million of them.
 """
@@ -8,7 +8,7 @@ from array import array
 NOWHERE = -1
 
 
-class Waiting:
+class WorkerSet:
     """A set of worker numbers with constant-time add, discard and indexing."""
 
     def __init__(self) -> None:
@@ -43,5 +43,5 @@ class Waiting:
         self._place[worker] = NOWHERE
 
     def members(self) -> list[int]:
-        """Everybody, in the order that indexing sees: what a snapshot must keep."""
+        """All members in the order of their indexes, which a snapshot must keep."""
         return self._members.tolist()

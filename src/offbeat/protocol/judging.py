@@ -1,0 +1,101 @@
+"""Owns the judgement of a pushed update: its outcome, its coefficients, and what it means for its worker.
+
+Rules kept here:
+- A task is answered once. A push that comes again gets the first answer again and changes nothing.
+- A worker whose updates are bad too often in a row is quarantined. Bad is what no honest training produces: NaN,
+  infinity, or a distance that the gate refuses. A late update is not bad.
+- The rule sees an update as the gate lets it through.
+"""
+
+from collections import OrderedDict
+
+from offbeat.core.gate import Accepted, clipped
+from offbeat.core.rules import Facts, Mix, Rule
+from offbeat.errors import InvariantBroken
+from offbeat.protocol.messages import AnswerPush, Decision, Lease, Outcome, UpdateArrived
+from offbeat.protocol.plan import Plan
+from offbeat.protocol.quarantine import QuarantinedWorkers
+
+
+class Judge:
+    """The rule, the gate and the quarantine, with what they remember, and the answers given so far."""
+
+    def __init__(self, rule: Rule, plan: Plan) -> None:
+        self.rule, self.plan = rule, plan
+        self.memory = rule.memory
+        self.accepted: Accepted = ()
+        """What the gate remembers."""
+        self.quarantined = QuarantinedWorkers(plan.bad_updates_max)
+        self.answers: OrderedDict[int, AnswerPush] = OrderedDict()
+        """The answers of the latest tasks, by task."""
+        self.decisions = 0
+        """Decisions made so far; the newest one has this number."""
+        self.duplicates = 0
+        self.not_finite = 0
+        """Updates in a row that were refused for NaN or infinity."""
+
+    def known_answer(self, event: UpdateArrived) -> AnswerPush | None:
+        """The answer to a task that was answered before."""
+        first = self.answers.get(event.task)
+        if first is None:
+            return None
+        if first.worker != event.worker:
+            return AnswerPush(event.worker, event.task, Outcome.NOT_YOURS)
+        self.duplicates += 1
+        return first
+
+    def outcome(self, event: UpdateArrived, *, ending: bool, stale: bool, queue_is_full: bool) -> Outcome:
+        """What becomes of an update that was pushed under a lease of its worker."""
+        if ending:
+            return Outcome.FINISHED
+        if event.worker in self.quarantined.reasons:
+            return Outcome.QUARANTINED
+        if not event.finite:
+            return Outcome.NOT_FINITE
+        if stale:
+            return Outcome.TOO_STALE
+        if not self._gated(event)[0]:
+            return Outcome.TOO_LARGE
+        return Outcome.BUSY if queue_is_full else Outcome.APPLIED
+
+    def decide(self, event: UpdateArrived, lease: Lease, outcome: Outcome, t: int) -> Decision:
+        """The next decision: this update has this outcome, and would be in version t."""
+        mix = self._weighed(event, lease, t) if outcome is Outcome.APPLIED else None
+        self.decisions += 1
+        if outcome is not Outcome.QUARANTINED:  # the values of a quarantined worker's update were not looked at
+            self.not_finite = self.not_finite + 1 if outcome is Outcome.NOT_FINITE else 0
+        staleness, counts = t - 1 - lease.tau, (event.samples, event.gradients)
+        return Decision(self.decisions, event.at, lease, outcome, t, staleness, mix, *counts)
+
+    def remember(self, answer: AnswerPush) -> None:
+        """Keep an answer for a push that comes again."""
+        self.answers[answer.task] = answer.again()
+        if len(self.answers) > self.plan.answers_kept:
+            self.answers.popitem(last=False)
+
+    def misconduct(self, event: UpdateArrived, outcome: Outcome) -> str:
+        """What is wrong with an update of this outcome; empty where nothing speaks against its worker."""
+        if outcome is Outcome.APPLIED:
+            self.quarantined.forgive(event.worker)
+        elif outcome is Outcome.NOT_FINITE:
+            return "its update holds NaN or infinity"
+        elif outcome is Outcome.TOO_LARGE and self.plan.gate:
+            limit = self.plan.gate.limit(self.accepted)
+            return f"its ||x_new - x_tau|| is {event.distance:g}; {limit:g} is accepted"
+        return ""
+
+    def _weighed(self, event: UpdateArrived, lease: Lease, t: int) -> Mix:
+        factor, accepted = self._gated(event)
+        distance = None if event.distance is None else event.distance * factor
+        facts = Facts(t, lease.tau, lease.device, event.samples, distance)
+        mix, self.memory = self.rule.decide(facts, self.memory)
+        self.accepted = accepted
+        return clipped(mix, factor)
+
+    def _gated(self, event: UpdateArrived) -> tuple[float, Accepted]:
+        """The factor that the gate applies to this update, and what the gate remembers once the update is applied."""
+        if self.plan.gate is None:
+            return 1.0, self.accepted
+        if event.distance is None:
+            raise InvariantBroken(f"the gate needs ||x_new - x_tau||, which was not measured: {event}")
+        return self.plan.gate.judge(event.distance, self.accepted)

@@ -1,0 +1,51 @@
+"""Owns the staleness policy `pace`: new leases wait while an open one could otherwise become staler than the bound."""
+
+from math import inf
+
+from offbeat.protocol.leases import LeaseBook
+from offbeat.protocol.messages import Lease
+from offbeat.protocol.plan import Plan
+
+
+class Pace:
+    """Which open lease holds new ones back, and since when; under the other policies nothing is held back."""
+
+    def __init__(self, plan: Plan, book: LeaseBook) -> None:
+        self.held_back: tuple[int, float] | None = None
+        """The task that new leases wait for, and the moment since when they wait."""
+        self._bound = plan.staleness_max if plan.staleness_policy == "pace" else None
+        self._wait_s, self._book = plan.pace_wait_s, book
+
+    def admits(self, at: float, t: int, queued: int) -> bool:
+        """Would every lease stay within the bound with one more of them, whatever the order of arrival?"""
+        if self._bound is None:
+            return True
+        oldest = self._book.oldest()
+        if oldest is None:
+            return queued <= self._bound
+        if (t - oldest.tau) + (len(self._book.open) - 1) + queued + 1 <= self._bound:
+            self.held_back = None
+            return True
+        if self.held_back is None or self.held_back[0] != oldest.task:
+            self.held_back = (oldest.task, at)
+        return False
+
+    def gives_up_at(self) -> float:
+        """When the lease that holds others back has done so for too long; infinity where none does."""
+        return self.held_back[1] + self._wait_s if self.held_back else inf
+
+    def overdue(self, at: float) -> Lease | None:
+        """The lease that has held others back for too long."""
+        return self._book.open[self.held_back[0]] if self.held_back and at >= self.gives_up_at() else None
+
+    def closed(self, lease: Lease) -> None:
+        """The lease holds nobody back any more."""
+        if self.held_back and self.held_back[0] == lease.task:
+            self.held_back = None
+
+    def breaks_promise(self, late: Lease, t_decided: int, bound: float) -> bool:
+        """Would a late push take the place that an open lease was promised?"""
+        oldest = self._book.oldest()
+        if self._bound is None or oldest is None or late.task in self._book.open:
+            return False
+        return (t_decided + 1 - oldest.tau) + (len(self._book.open) - 1) > bound
