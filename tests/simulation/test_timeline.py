@@ -19,13 +19,13 @@ from offbeat.sim.sources import Fleet
 class NoVectors:
     def lease(self, lease): pass
     def start(self, lease): pass
-    def awaited(self, lease): return None
+    def awaited_training(self, lease): return None
     def arrived(self, lease, at, spent): return UpdateArrived(at, lease.worker, lease.task, 1, 10)
     def mix(self, decision): pass
     def publish(self): pass
     def forget(self, task): pass
-    def measure(self, t): pass
-    def unmeasured(self, t): return None
+    def evaluate(self, t): pass
+    def awaited_evaluation(self, t): return None
     def metrics(self, t): return {}
 
 

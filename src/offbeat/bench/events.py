@@ -35,7 +35,7 @@ class NoVectors:
     def start(self, lease: Lease) -> None:
         """Nothing to train."""
 
-    def awaited(self, lease: Lease) -> Job | None:  # noqa: ARG002 (nothing is trained)
+    def awaited_training(self, lease: Lease) -> Job | None:  # noqa: ARG002 (nothing is trained)
         """Nothing has to be waited for."""
         return None
 
@@ -52,10 +52,10 @@ class NoVectors:
     def forget(self, task: int) -> None:
         """Nothing to forget."""
 
-    def measure(self, t: int) -> None:
+    def evaluate(self, t: int) -> None:
         """Nothing to measure."""
 
-    def unmeasured(self, t: int) -> Evaluation | None:  # noqa: ARG002
+    def awaited_evaluation(self, t: int) -> Evaluation | None:  # noqa: ARG002
         """Nothing has to be waited for."""
         return None
 

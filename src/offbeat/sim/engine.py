@@ -4,11 +4,11 @@ Rules kept here:
 - There is no second engine: FedAsync, FedBuff, FedAvg and SGD are a rule and a scheduler policy on this loop, and the
   coordinator is the one that is deployed.
 - Ties in time are decided by the sequence number; what a decision causes at the same moment is handled before
-  anything else. Mixing takes `mix_s` per update, one after the other; 0, the default, is at once.
-- The engine stops where it needs a training that is not done, says which, and goes on when it is called again. So
-  several runs can share one executor and fill its batches together, and none of them changes its schedule for it.
-- An evaluation is awaited at once where decisions depend on it. Else a few may be under way beside the training; what
-  they show is told in their order, at moments that do not depend on how long they took.
+  anything else. MixingDone takes `mix_s` per update, one after the other; 0, the default, is at once.
+- The engine stops where it needs a training that is not done, returns it, and goes on when it is called again. So
+  several runs can share one executor and fill its batches together, and the schedule of none of them depends on it.
+- An evaluation is awaited at once where decisions depend on it. Otherwise a few may be under way beside the training;
+  their results are told in order, at moments that do not depend on how long they took.
 """
 
 import heapq
@@ -51,7 +51,7 @@ EVALUATIONS_AHEAD = 4
 """Evaluations that may be under way beside the training."""
 
 
-class Mixing(NamedTuple):
+class MixingDone(NamedTuple):
     """The server is done with mixing this update, or with publishing a group, at this moment."""
 
     at: float
@@ -59,17 +59,17 @@ class Mixing(NamedTuple):
 
 
 class DataPlane(Protocol):
-    """What the engine asks of whoever holds the vectors: `plane.Plane`, or `replay.Replayed` where none are needed."""
+    """What holds the vectors: `plane.Plane`, or `replay.Replayed` where a schedule needs none."""
 
     def lease(self, lease: Lease) -> None: ...
     def start(self, lease: Lease) -> None: ...
-    def awaited(self, lease: Lease) -> Job | None: ...
+    def awaited_training(self, lease: Lease) -> Job | None: ...
     def arrived(self, lease: Lease, at: float, spent: Spent | None) -> UpdateArrived: ...
     def mix(self, decision: Decision) -> None: ...
     def publish(self) -> None: ...
     def forget(self, task: int) -> None: ...
-    def measure(self, t: int) -> None: ...
-    def unmeasured(self, t: int) -> Evaluation | None: ...
+    def evaluate(self, t: int) -> None: ...
+    def awaited_evaluation(self, t: int) -> Evaluation | None: ...
     def metrics(self, t: int) -> Mapping[str, float]: ...
 
 
@@ -86,22 +86,22 @@ class Engine:
         """Events that the coordinator has seen."""
         self.sequence = 0
         self._over = False
-        self._heap: list[tuple[float, int, Happening | Mixing]] = []
+        self._heap: list[tuple[float, int, Happening | MixingDone]] = []
         self._now: deque[Event] = deque()
         self._evaluating: deque[int] = deque()
         """Versions whose evaluation is under way."""
         self._unmixed: set[int] = set()
         """Tasks whose update is decided on and not yet mixed."""
         self._mixing_until = 0.0
-        self._coming: dict[int, int] = {}
+        self._on_the_way: dict[int, int] = {}
         """How many updates of a task are on their way."""
-        self._stopped: set[int] = set()
-        """Revoked tasks whose updates will not be sent after all."""
+        self._revoked: set[int] = set()
+        """Revoked tasks with an update on its way, which is not delivered."""
         for happening in source.opening():
             self._push(happening)
 
     def advance(self, handled_max: float = inf) -> list[Pending]:
-        """Go on until the run is finished, or stopped here, or needs what is not done yet: that is returned."""
+        """Go on until the run is finished, has handled that many events, or needs a job: that is returned."""
         while not self.finished and self.handled < handled_max:
             needed = self._needed()
             if needed is not None:
@@ -119,15 +119,17 @@ class Engine:
         return []
 
     def _needed(self) -> Pending | None:
-        """What must be done before the next step."""
+        """The job that must be done before the next step."""
         if self._evaluation_is_due():
-            return self.plane.unmeasured(self._evaluating[0])
+            return self.plane.awaited_evaluation(self._evaluating[0])
         if self._now or self._over or not self._heap:
             return None
         happening = self._heap[0][2]
-        if isinstance(happening, Mixing) and isinstance(happening.what, MixUpdate):
-            return self.plane.awaited(happening.what.decision.lease)  # trained before, unless the run was resumed
-        return self.plane.awaited(happening.lease) if isinstance(happening, Arrival) else None
+        if isinstance(happening, MixingDone) and isinstance(happening.what, MixUpdate):
+            return self.plane.awaited_training(
+                happening.what.decision.lease
+            )  # trained before, unless the run was resumed
+        return self.plane.awaited_training(happening.lease) if isinstance(happening, Arrival) else None
 
     def _evaluation_is_due(self) -> bool:
         if not self._evaluating:
@@ -136,11 +138,11 @@ class Engine:
         return len(self._evaluating) > ahead
 
     def feed(self, event: Event) -> None:
-        """Let something happen now that does not come from the source."""
+        """Let an event happen now that does not come from the source."""
         self._handle(event)
 
-    def _happen(self, happening: Happening | Mixing) -> None:
-        if isinstance(happening, Mixing):
+    def _happen(self, happening: Happening | MixingDone) -> None:
+        if isinstance(happening, MixingDone):
             self._mix(happening.what, happening.at)
         elif isinstance(happening, Arrival):
             self._arrive(happening)
@@ -149,12 +151,12 @@ class Engine:
 
     def _arrive(self, happening: Arrival) -> None:
         task = happening.lease.task
-        if task not in self._stopped:
+        if task not in self._revoked:
             self._now.append(self.plane.arrived(happening.lease, happening.at, happening.spent))
-        self._coming[task] -= 1
-        if not self._coming[task]:
-            del self._coming[task]
-            self._stopped.discard(task)
+        self._on_the_way[task] -= 1
+        if not self._on_the_way[task]:
+            del self._on_the_way[task]
+            self._revoked.discard(task)
 
     def _handle(self, event: Event) -> None:
         commands = self.coordinator.handle(event)
@@ -174,7 +176,7 @@ class Engine:
             case WakeAt():
                 self._push(TimePassed(max(command.at, at)))
             case EvaluateModel():
-                self.plane.measure(command.t)
+                self.plane.evaluate(command.t)
                 self._evaluating.append(command.t)
             case ReleaseTask():
                 self._release(command, at)
@@ -201,7 +203,7 @@ class Engine:
         if isinstance(command, MixUpdate):
             self._mixing_until += self.mix_s
             self._unmixed.add(command.decision.lease.task)
-        self._push(Mixing(self._mixing_until, command))
+        self._push(MixingDone(self._mixing_until, command))
 
     def _mix(self, command: MixUpdate | PublishVersion, at: float) -> None:
         if isinstance(command, PublishVersion):
@@ -227,26 +229,26 @@ class Engine:
             self._forget(answer.task)
 
     def _release(self, command: ReleaseTask, at: float) -> None:
-        """A worker whose task is revoked stops; one whose lease ran out does not know, and may push late."""
+        """A worker whose task is revoked stops; one whose lease ran out does not know it, and may push late."""
         task = command.lease.task
         if command.revoked:
-            if task in self._coming:
-                self._stopped.add(task)
+            if task in self._on_the_way:
+                self._revoked.add(task)
             for happening in self.source.revoked(command.lease, at):
                 self._push(happening, now=at)
         self._forget(task)
 
     def _forget(self, task: int) -> None:
-        """Let go of a task's vectors, unless an update of it is still on its way or waits to be mixed."""
-        if task not in self._unmixed and (task in self._stopped or task not in self._coming):
+        """Drop a task's vectors, unless an update of it is still on its way or waits to be mixed."""
+        if task not in self._unmixed and (task in self._revoked or task not in self._on_the_way):
             self.plane.forget(task)
 
-    def _push(self, happening: Happening | Mixing, now: float = -inf) -> None:
+    def _push(self, happening: Happening | MixingDone, now: float = -inf) -> None:
         if happening.at < self.coordinator.at:
-            raise InvariantBroken(f"this would have happened before {self.coordinator.at}: {happening}")
+            raise InvariantBroken(f"the clock is at {self.coordinator.at}, and this was to happen before: {happening}")
         if isinstance(happening, Arrival):
-            self._coming[happening.lease.task] = self._coming.get(happening.lease.task, 0) + 1
-        elif happening.at <= now and not isinstance(happening, Mixing):
+            self._on_the_way[happening.lease.task] = self._on_the_way.get(happening.lease.task, 0) + 1
+        elif happening.at <= now and not isinstance(happening, MixingDone):
             self._now.append(happening)
             return
         self.sequence += 1

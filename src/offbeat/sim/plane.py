@@ -11,7 +11,7 @@ from offbeat.task import Update, Work
 
 
 class Needs(Protocol):
-    """Who says what must be known about an update: the coordinator, or a rule where there is no gate."""
+    """Says what must be known about an update: the coordinator, or a rule where there is no gate."""
 
     @property
     def needs_distance(self) -> bool: ...
@@ -39,13 +39,13 @@ class Plane:
             work = Work(lease.device, lease.number, self.seed, lease.local_iterations, lease.gamma)
             self._jobs[lease.task] = self.executor.submit(self._leased[lease.task][1], work)
 
-    def awaited(self, lease: Lease) -> Job | None:
+    def awaited_training(self, lease: Lease) -> Job | None:
         """The training that must be done before this lease's update can arrive, if it is not done yet."""
         job = self._jobs.get(lease.task)
         return job if job is not None and not job.done else None
 
     def arrived(self, lease: Lease, at: float, spent: Spent | None) -> UpdateArrived:
-        """What the data plane sees of an update; one that is over already is only announced again."""
+        """What the data plane sees of an update; one whose task is over already is only announced again."""
         job = self._jobs.get(lease.task)
         if job is None:
             return UpdateArrived(at, lease.worker, lease.task, samples=1, gradients=0)
@@ -81,14 +81,14 @@ class Plane:
         self._leased.pop(task, None)
 
     def models(self) -> dict[str, Model]:
-        """What a checkpoint must hold: w, the newest version, and those that are trained from or evaluated."""
+        """The models of a checkpoint: w, the newest version, and the versions that are trained from or evaluated."""
         used = dict(self._leased.values()) | {t: job.x for t, job in self._evaluations.items()}
         return {"w": self.w, "x": self.x} | {f"version {t}": model for t, model in used.items()}
 
     def restore(
         self, models: Mapping[str, Model], leased: Iterable[Lease], started: Iterable[Lease], evaluated: Iterable[int]
     ) -> None:
-        """Take the vectors of a checkpoint, and take up the trainings and evaluations that were under way."""
+        """Take the vectors of a checkpoint, and start again what was being trained and evaluated."""
         models = {name: model.freeze() for name, model in models.items()}
         self.w, self.x = models["w"], models["x"]
         self._leased = {lease.task: (lease.tau, models[f"version {lease.tau}"]) for lease in leased}
@@ -96,16 +96,16 @@ class Plane:
             self.start(lease)
         self._evaluations = {t: self.executor.measure(models[f"version {t}"]) for t in evaluated}
 
-    def measure(self, t: int) -> None:
+    def evaluate(self, t: int) -> None:
         """Evaluate the newest version, which is this one."""
         self._evaluations[t] = self.executor.measure(self.x)
 
-    def unmeasured(self, t: int) -> Evaluation | None:
+    def awaited_evaluation(self, t: int) -> Evaluation | None:
         """The evaluation of this version, if it is not done yet."""
         return None if self._evaluations[t].done else self._evaluations[t]
 
     def metrics(self, t: int) -> Mapping[str, float]:
-        """What the evaluation of this version showed; it is forgotten then."""
+        """The results of this version's evaluation; they are forgotten then."""
         found = self._evaluations.pop(t).metrics
         if found is None:
             raise AssertionError("metrics were used before they were there")

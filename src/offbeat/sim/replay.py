@@ -27,7 +27,7 @@ class Replayed:
         """Remember that this lease is trained for."""
         self.started[lease.task] = lease
 
-    def awaited(self, lease: Lease) -> Job | None:  # noqa: ARG002 (nothing is trained)
+    def awaited_training(self, lease: Lease) -> Job | None:  # noqa: ARG002 (nothing is trained)
         """Nothing has to be waited for."""
         return None
 
@@ -46,11 +46,11 @@ class Replayed:
         self.leased.pop(task, None)
         self.started.pop(task, None)
 
-    def measure(self, t: int) -> None:
+    def evaluate(self, t: int) -> None:
         """Remember that this version is evaluated."""
         self.evaluated[t] = None
 
-    def unmeasured(self, t: int) -> Evaluation | None:  # noqa: ARG002 (nothing is evaluated)
+    def awaited_evaluation(self, t: int) -> Evaluation | None:  # noqa: ARG002 (nothing is evaluated)
         """Nothing has to be waited for."""
         return None
 
