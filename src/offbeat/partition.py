@@ -78,7 +78,7 @@ def _dealt(order: Indices, owners: Indices, lengths: Counts) -> list[Indices]:
 
 
 def _shards(sizes: Counts, pieces: int, rng: np.random.Generator) -> tuple[Indices, Counts]:
-    """Every device's samples in so many pieces, and all pieces in a random order."""
+    """Every device's samples cut into pieces, and all pieces in a random order."""
     owners, which = np.divmod(rng.permutation(len(sizes) * pieces), pieces)
     return owners, sizes[owners] // pieces + (which < sizes[owners] % pieces)
 

@@ -30,7 +30,7 @@ def compiled(function: Function, **options: Any) -> Function:
 
 
 def _inlined(function: Function) -> Function:
-    """Likewise, as a part of whoever calls it: what is known there about its vectors makes it faster."""
+    """Compiled as a part of its caller: what the caller knows about its vectors makes the loop faster."""
     return compiled(function, inline="always")
 
 
@@ -100,7 +100,7 @@ def _are_plain(coefficients: Vector) -> bool:
 def _step(
     out: Vector, source: Vector, addresses: npt.NDArray[np.uintp], coefficients: Vector, lo: int, together: int
 ) -> None:
-    """Mix the first term, or so many at once, into a chunk that begins at `lo`."""
+    """Mix the first term, or several at once, into a chunk that begins at `lo`."""
     if together == FUSED:
         _combine_four(out, source, addresses, coefficients, lo)
     else:

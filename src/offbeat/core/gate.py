@@ -69,7 +69,7 @@ class Gate:
         limit = math.inf if self.norm_max is None else self.norm_max
         if self.median_max is None or len(memory) < MEDIAN_AFTER:
             return limit
-        # Models that do not move have a median of 0: a multiple of it would refuse everybody for ever.
+        # Models that do not move have a median of 0: a multiple of it would refuse every update for ever.
         return min(limit, self.median_max * _median(memory) or math.inf)
 
     def judge(self, distance: float, memory: Accepted) -> tuple[float, Accepted]:

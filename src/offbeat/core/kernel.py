@@ -9,8 +9,8 @@ Rules kept here:
   pass over memory, four of the usual kind in one loop, with the bits of one by one.
 - Norms are float64, summed within a fixed chunk over fixed lanes and then over the chunks in their order: the number
   of threads does not change them.
-- Compiled code (`compiled.py`) and blocked numpy, below, give the same bits. To load the former takes a second, so the
-  latter does what is little; nobody can tell which of them it was.
+- Compiled code (`compiled.py`) and blocked numpy, below, give the same bits. Loading compiled code takes a second, so
+  numpy does small work.
 """
 
 import math
@@ -32,7 +32,7 @@ from offbeat.errors import InvalidValue, NotFinite
 CHUNK = 32_768
 LANES = 256
 STRIDE = 64 * CHUNK
-"""What is done before whoever wants to be called in between is called."""
+"""Elements that are done before a `between` callback is called."""
 SPREAD_MIN = 1 << 21
 """Elements from which several threads are faster than one: to wake one takes as long as to mix a million."""
 THREADS_MAX = 64
@@ -102,7 +102,7 @@ class Updater:
         """Write w, with every term mixed in one after the other, to `out` (which may be w itself).
 
         With `measure`, each answer tells of the w after that term: finite? its norm, how far it moved. `between` is
-        called now and then, when nothing is being read: for whoever has vectors that should not stay in memory.
+        called between strides, when nothing is being read: a caller can give the memory of mapped vectors back there.
         """
         in_place = _address(out) == _address(w)
         _refuse_unfit(out, w, terms, in_place=in_place)
@@ -162,7 +162,7 @@ class Updater:
         return self._loops
 
     def _walk(self, size: int, work: Callable[[int, int], None], between: Between | None) -> None:
-        """Run `work(lo, hi)` on all of it: at once, or in strides where somebody wants to be called in between."""
+        """Run `work(lo, hi)` on all elements: at once, or in strides where there is a `between` callback."""
         stride = size if between is None else STRIDE
         for start in range(0, size, stride):
             self._shards(start, min(start + stride, size), work)

@@ -8,7 +8,7 @@ Rules kept here:
 - Scalar arithmetic only. A rule never sees a vector, so no rule can hoard models.
 - Nothing is kept on an object: a rule's memory goes in and comes out, so alpha cannot compound by accident and a
   checkpoint needs no more than that memory.
-- Staleness is derived from t and tau, which the server knows; nobody tells it.
+- Staleness is derived from t and tau, which the server knows; no worker reports it.
 """
 
 import math

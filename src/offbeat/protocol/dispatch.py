@@ -92,7 +92,7 @@ class Dispatcher:
         self.book.close(lease)
 
     def renew(self, at: float) -> None:
-        """Nobody waits any more, and every open lease has its full time anew: the server was restarted."""
+        """The server was restarted: no worker waits any more, and every open lease has its full time anew."""
         self.idle.clear()
         for task in self.book.open:
             self.book.extend(task, at + self.plan.lease_s)

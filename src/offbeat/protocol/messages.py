@@ -105,7 +105,7 @@ class WorkerLeft:
 
 @dataclass(frozen=True, slots=True)
 class LeaseReturned:
-    """The worker will not do this task after all; whoever it is leased to, nobody else may say so."""
+    """The worker hands its task back; only the worker that holds the lease can do so."""
 
     at: float
     worker: int
@@ -130,7 +130,7 @@ class RequestEnded:
 
 @dataclass(frozen=True, slots=True)
 class ServerRestarted:
-    """Nobody waits any more, all connections being gone; and every open lease has its full time anew."""
+    """All connections are gone, so no worker waits any more; every open lease has its full time anew."""
 
     at: float
 
@@ -172,7 +172,7 @@ class BadUpdateArrived:
 
 @dataclass(frozen=True, slots=True)
 class WorkerBarred:
-    """Somebody decided that a worker is given nothing from now on, whatever its updates were like."""
+    """An operator decided that the worker is given no task from now on."""
 
     at: float
     worker: int
@@ -181,7 +181,7 @@ class WorkerBarred:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReadmitted:
-    """Somebody decided that a quarantined worker may go on."""
+    """An operator decided that a quarantined worker may go on."""
 
     at: float
     worker: int

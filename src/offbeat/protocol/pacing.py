@@ -39,7 +39,7 @@ class Pace:
         return self._book.open[self.held_back[0]] if self.held_back and at >= self.gives_up_at() else None
 
     def closed(self, lease: Lease) -> None:
-        """The lease holds nobody back any more."""
+        """The lease no longer holds others back."""
         if self.held_back and self.held_back[0] == lease.task:
             self.held_back = None
 

@@ -53,7 +53,7 @@ class Plan:
     queue_max: int = 64
     """Updates decided on and not yet mixed; more are told to come back."""
     retry_after_s: float = 1.0
-    """When a worker that met a full queue, or a scheduler that found nobody available, tries again."""
+    """When a worker that met a full queue, or a scheduler that found no worker available, tries again."""
     staleness_policy: StalenessPolicy = "weigh"
     staleness_max: int | None = None
     pace_wait_s: float = 60.0
@@ -61,13 +61,13 @@ class Plan:
     gate: Gate | None = None
     """How far an update may lie from its x_tau; None is any distance."""
     bad_updates_max: int | None = None
-    """A worker whose updates were bad so many times in a row is quarantined; None is never."""
+    """Bad updates in a row for which a worker is quarantined; None is never."""
     epochs: int | None = None
     gradients: int | None = None
     until_s: float = inf
     target: Target | None = None
     not_finite_max: int | None = None
-    """End when so many updates in a row were refused for NaN or infinity: training has diverged."""
+    """Updates in a row refused for NaN or infinity that end the run: training has diverged."""
     evaluate_every: int = 1
     """Versions between two evaluations."""
     answers_kept: int = 100_000

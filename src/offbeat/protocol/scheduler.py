@@ -2,8 +2,8 @@
 
 Rules kept here:
 - `random` takes any waiting worker with equal chance (the paper), `fair` one whose device contributed least.
-- `trigger_every_s` = 0 triggers as soon as there is room; otherwise whoever waits is triggered together, and then
-  nobody for that long.
+- `trigger_every_s` = 0 triggers as soon as there is room; otherwise all waiting workers are triggered together, and
+  then none for that long.
 - Groups make it synchronous: k tasks (or more, with over-selection) start from one version and the next ones only
   when it is followed by another. FedAvg is this and the rule `fedavg(k)`.
 - How much one task trains is part of its lease: gamma may follow t and past evaluations, H the speed of the device.
@@ -94,7 +94,7 @@ class Idle:
         return worker in self._pool or worker in self._ranked
 
     def workers(self) -> list[int]:
-        """Everybody who waits."""
+        """All workers that wait."""
         return [*self._pool.members(), *self._ranked]
 
     def add(self, worker: int, mass: float) -> None:
@@ -114,7 +114,6 @@ class Idle:
             self._by_mass = sorted(self._ranked.values())
 
     def clear(self) -> None:
-        """Nobody waits."""
         for worker in self.workers():
             self.discard(worker)
 
