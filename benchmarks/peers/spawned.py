@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from offbeat.bench.peers import family
-from offbeat.bench.process_tree import cpu_s, memory
+sys.path.append(str(Path(__file__).parents[2]))  # this is run as a script, whose folder alone is on the path
+from benchmarks.process_tree import cpu_s, family, memory
 
 HOST = "127.0.0.1"
 START_S = 180.0
@@ -60,7 +61,7 @@ class Cast:
 
     def __exit__(self, *_: object) -> None:
         running = [process for process in self.processes.values() if process.poll() is None]
-        started = [one for process in running for one in family(process)]
+        started = [one for process in running for one in family(process.pid)]
         for process in reversed(running):
             process.terminate()
         _, left = psutil.wait_procs(started, END_S)

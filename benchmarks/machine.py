@@ -11,8 +11,8 @@ from typing import Any
 
 from offbeat.sim.processes import cores
 
-ROOT = Path(__file__).parents[3]
-"""Of the repository, where the package is used from one."""
+ROOT = Path(__file__).parents[1]
+"""Of the repository."""
 PACKAGES = ("numpy", "numba", "torch", "aiohttp", "uvloop")
 BUSY = 0.5
 """A load of more than this, before anything was measured, is somebody else's."""

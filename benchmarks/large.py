@@ -9,11 +9,11 @@ from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 
-from offbeat.bench.plain import PlainLoop
-from offbeat.bench.results import Results
-from offbeat.bench.scale import Scale
-from offbeat.bench.tasks import DEVICES, lstm, paper_cnn, small_cnn
-from offbeat.bench.turns import Contestant, Tell, take_turns
+from benchmarks.plain import PlainLoop
+from benchmarks.results import Results
+from benchmarks.scale import Scale
+from benchmarks.tasks import DEVICES, lstm, paper_cnn, small_cnn
+from benchmarks.turns import Contestant, Tell, take_turns
 from offbeat.settings import Settings
 from offbeat.sim.choose import executor_of
 from offbeat.sim.executors import Executor, Inline

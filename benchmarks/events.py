@@ -10,10 +10,10 @@ from itertools import count
 from pathlib import Path
 from time import perf_counter
 
+from benchmarks.results import Results
+from benchmarks.scale import Scale
+from benchmarks.turns import Tell, take_turns
 from offbeat import method
-from offbeat.bench.results import Results
-from offbeat.bench.scale import Scale
-from offbeat.bench.turns import Tell, take_turns
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Decision, Evaluated, Lease, Spent, UpdateArrived
 from offbeat.settings import Settings

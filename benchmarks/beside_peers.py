@@ -1,7 +1,7 @@
 """Owns the peers' columns: the same work on Flower and APPFL, in environments of their own, beside ours.
 
 Rules kept here:
-- The scripts lie in the repository, under benchmarks/peers, and are no part of the package.
+- The scripts in benchmarks/peers run in the environment of their peer, which has no Offbeat.
 - A peer has a time limit. One that fails or takes longer is left out, and why is said in a line; the rest goes on.
 - Whatever a peer has started is ended with it, each process by its own number, and its temporary files are removed.
 """
@@ -22,11 +22,12 @@ from typing import IO
 
 import psutil
 
-from offbeat.bench.bars import MB
-from offbeat.bench.machine import ROOT
-from offbeat.bench.results import Results
-from offbeat.bench.scale import Scale
-from offbeat.bench.turns import Contestant, Tell, take_turns
+from benchmarks.bars import MB
+from benchmarks.machine import ROOT
+from benchmarks.process_tree import family
+from benchmarks.results import Results
+from benchmarks.scale import Scale
+from benchmarks.turns import Contestant, Tell, take_turns
 from offbeat.errors import OffbeatError
 
 SCRIPTS = ROOT / "benchmarks" / "peers"
@@ -59,8 +60,6 @@ class PeerFailed(OffbeatError):
 
 def run(results: Results, scale: Scale, tell: Tell, folder: Path) -> None:
     """What the parts that are run have peers for."""
-    if not (SCRIPTS / "environments.py").is_file():
-        raise OffbeatError("--peers needs the scripts in benchmarks/peers; run it from a clone of the repository")
     pythons = {peer: python for peer in NAMES if (python := _environment(results, peer, folder / "peers", tell))}
     if "sim" in results.parts:
         _simulations(results, scale, tell, pythons)
@@ -81,7 +80,7 @@ def _environment(results: Results, peer: str, folder: Path, tell: Tell) -> str |
 
 
 def _simulations(results: Results, scale: Scale, tell: Tell, pythons: dict[str, str]) -> None:
-    from offbeat.bench.plain import PlainLoop
+    from benchmarks.plain import PlainLoop
     from offbeat.tasks.digits import digits
 
     plain = PlainLoop(digits())
@@ -107,7 +106,7 @@ def _tasks_per_s(command: Sequence[str], limit_s: float) -> float:
 
 
 def _network(results: Results, scale: Scale, tell: Tell, pythons: dict[str, str], folder: Path) -> None:
-    from offbeat.bench.served import BYTES, ours
+    from benchmarks.served import BYTES, ours
 
     numbers = count()
 
@@ -202,16 +201,10 @@ def end_all(process: "subprocess.Popen[bytes]") -> None:
     """End a process and all that it has started, at once; nothing where it has ended: its number may be another's."""
     if process.poll() is not None:
         return
-    for one in family(process):
+    for one in family(process.pid):
         with suppress(psutil.NoSuchProcess):
             one.kill()
     process.wait()
-
-
-def family(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
-    """A process that has not been waited for, and all that it has started."""
-    root = psutil.Process(process.pid)
-    return [root, *root.children(recursive=True)]
 
 
 def _lines(path: Path) -> list[str]:

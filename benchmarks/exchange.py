@@ -6,6 +6,7 @@ Rules kept here:
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,15 +17,18 @@ from statistics import quantiles
 from time import monotonic
 from typing import NamedTuple
 
-from offbeat.bench.process_tree import Memory, cpu_s, memory
+from benchmarks.machine import ROOT
+from benchmarks.process_tree import Memory, cpu_s, memory
 from offbeat.errors import OffbeatError
 
 WORKERS = 8
 START_S, END_S = 120.0, 60.0
 LOOK_S = 0.05
 UPDATES_MIN, WINDOWS_MAX = 16, 5
-UNSYNCED = "offbeat.bench.unsynced"
+UNSYNCED = "benchmarks.unsynced"
 """Runs another module without durability."""
+PYTHONPATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+"""A process that is started finds the modules of the benchmark wherever it is started from."""
 
 
 class Measured(NamedTuple):
@@ -64,7 +68,9 @@ def started(log: Path, *arguments: str, durable: bool = True) -> Iterator[Proces
     """A Python module in a process of its own."""
     with log.open("wb") as out:
         command = [sys.executable, "-m", *(() if durable else (UNSYNCED,)), *arguments]
-        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)  # noqa: S603 (our own)
+        process = subprocess.Popen(  # noqa: S603 (our own)
+            command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": PYTHONPATH}
+        )
     try:
         yield process
     finally:

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from offbeat.bench import events, large
-from offbeat.bench.plain import PlainLoop
-from offbeat.bench.results import Results
-from offbeat.bench.scale import Scale
-from offbeat.bench.turns import Contestant, Tell, take_turns
+from benchmarks import events, large
+from benchmarks.plain import PlainLoop
+from benchmarks.results import Results
+from benchmarks.scale import Scale
+from benchmarks.turns import Contestant, Tell, take_turns
 from offbeat.core.layout import Array, Model
 from offbeat.sim.api import simulate
 from offbeat.sim.compare import compare

@@ -8,9 +8,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from offbeat.bench.results import Results
-from offbeat.bench.scale import Scale
-from offbeat.bench.turns import Tell, take_turns
+from benchmarks.results import Results
+from benchmarks.scale import Scale
+from benchmarks.turns import Tell, take_turns
 from offbeat.errors import OffbeatError
 
 COMMANDS = {"help": ("--help",), "first_epoch": ("simulate", "digits", "--epochs", "1")}

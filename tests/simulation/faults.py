@@ -2,7 +2,8 @@
 is too slow and tells workers to come back, or restarts.
 
 Rules kept here:
-- One seed draws the whole plan: settings, rates, every single fault. `python -m offbeat.sim.faults SEED` replays it.
+- One seed draws the whole plan: settings, rates, every single fault. To replay it:
+  `python -m tests.simulation.faults SEED`.
 - Safety first: after every event the invariants hold, every task is decided on at most once, and what was applied is
   what an independent count says. Then liveness: the faults stop, and training must finish.
 - A restarted server is a new coordinator led through the recorded events; it must stand where the old one stood.

@@ -12,14 +12,14 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from offbeat.bench import idle
-from offbeat.bench.bars import MB
-from offbeat.bench.exchange import Measured
-from offbeat.bench.process_tree import refuse_elsewhere
-from offbeat.bench.results import Results
-from offbeat.bench.scale import Scale
-from offbeat.bench.served import BYTES, ours, raw
-from offbeat.bench.turns import Tell, Turns, take_turns
+from benchmarks import idle
+from benchmarks.bars import MB
+from benchmarks.exchange import Measured
+from benchmarks.process_tree import refuse_elsewhere
+from benchmarks.results import Results
+from benchmarks.scale import Scale
+from benchmarks.served import BYTES, ours, raw
+from benchmarks.turns import Tell, Turns, take_turns
 
 OURS, RAW, BOTH, UNSYNCED, UNSYNCED_RAW, TLS = (
     *("durable", "raw", "raw, synced at both ends"),

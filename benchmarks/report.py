@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from offbeat.bench.bars import BARS, Bar
-from offbeat.bench.results import Figure, Note, Results
+from benchmarks.bars import BARS, Bar
+from benchmarks.results import Figure, Note, Results
 
 GROSS = 0.5
 """A ratio below this share of the recorded one is a gross regression; less than that may be a busy machine."""

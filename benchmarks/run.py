@@ -6,13 +6,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from offbeat.bench.bars import PARTS
-from offbeat.bench.machine import Machine
-from offbeat.bench.results import Results
-from offbeat.bench.scale import Scale
-from offbeat.bench.turns import Tell, silent
+from benchmarks.bars import PARTS
+from benchmarks.machine import Machine
+from benchmarks.results import Results
+from benchmarks.scale import Scale
+from benchmarks.turns import Tell, silent
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
 
+MODULES = {"peers": "beside_peers"}
+"""Where a part's module has another name than the part: `peers` is the folder of the peers' scripts."""
 EXTRAS = {
     "numba": "fast",
     "torch": "torch",
@@ -65,9 +67,10 @@ def _scratch(folder: Path) -> "tempfile.TemporaryDirectory[str]":
 def _imported(part: str) -> Callable[[Results, Scale, Tell, Path], None]:
     """The benchmark of a part; what it needs beyond Offbeat itself is an extra."""
     try:
-        found: Callable[[Results, Scale, Tell, Path], None] = import_module(f"offbeat.bench.{part}").run
+        module = import_module(f"benchmarks.{MODULES.get(part, part)}")
     except ModuleNotFoundError as error:
         if error.name in EXTRAS:
             raise MissingExtra(error.name, EXTRAS[error.name]) from error
         raise
-    return found
+    run: Callable[[Results, Scale, Tell, Path], None] = module.run
+    return run

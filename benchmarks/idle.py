@@ -12,12 +12,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from offbeat.bench.bars import BARS
-from offbeat.bench.process_tree import memory
-from offbeat.bench.results import Results
-from offbeat.bench.scale import Scale
-from offbeat.bench.served import Served, serving
-from offbeat.bench.turns import Tell
+from benchmarks.bars import BARS
+from benchmarks.process_tree import memory
+from benchmarks.results import Results
+from benchmarks.scale import Scale
+from benchmarks.served import Served, serving
+from benchmarks.turns import Tell
 
 AT_A_TIME = 100
 """Connections that are being made."""

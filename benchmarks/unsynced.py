@@ -1,7 +1,7 @@
 """Owns a way to run a program of Offbeat's without durability: nothing is brought to the disk on purpose.
 
 There is no such setting: an acknowledged update is on the disk. This is here to tell what that costs, and for nothing
-else. `python -m offbeat.bench.unsynced MODULE ARGUMENTS` runs a module with it.
+else. `python -m benchmarks.unsynced MODULE ARGUMENTS` runs a module with it.
 """
 
 import os

@@ -6,8 +6,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from offbeat.bench.exchange import LOOK_S, WORKERS, Measured, Process, end, notes_of, pause, started, wait_for, window
-from offbeat.bench.raw import RECORD, RECORDS
+from benchmarks.exchange import LOOK_S, WORKERS, Measured, Process, end, notes_of, pause, started, wait_for, window
+from benchmarks.raw import RECORD, RECORDS
 from offbeat.errors import OffbeatError
 from offbeat.server.access import TOKENS, Role, TokenBook
 from offbeat.server.certificates import CA_CERT, make, worker_context
@@ -106,7 +106,7 @@ def ours(folder: Path, size: int, seconds: float, *, durable: bool = True, tls: 
 def raw(folder: Path, size: int, seconds: float, *, durable: bool = True, outbox: bool = False) -> Measured:
     """The raw exchange of as many bytes; with `outbox`, workers bring their updates to the disk, too."""
     folder.mkdir()
-    module, log, port, stop = "offbeat.bench.raw", folder / "server.log", folder / "port", folder / "stop"
+    module, log, port, stop = "benchmarks.raw", folder / "server.log", folder / "port", folder / "stop"
     notes = [folder / f"notes-{number}.json" for number in range(WORKERS)]
     length = str(size * BYTES)
     sync = () if durable else ("--no-sync",)
@@ -134,7 +134,7 @@ def _worker(stack: ExitStack, served: Served, notes: Path, options: tuple[str, .
     name = notes.stem
     arguments = (str(served.task), served.url, str(notes.with_suffix(".outbox")), str(notes), name, *options)
     log = notes.with_suffix(".log")
-    return stack.enter_context(started(log, "offbeat.bench.timed_worker", *arguments, durable=durable))
+    return stack.enter_context(started(log, "benchmarks.timed_worker", *arguments, durable=durable))
 
 
 def _access(folder: Path) -> Access:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from offbeat.bench.machine import memory_available
-from offbeat.bench.results import Results
-from offbeat.bench.scale import Scale
-from offbeat.bench.triad import BYTES_MOVED, Triad, triads
-from offbeat.bench.turns import Contestant, Tell, Turns, rate, take_turns
+from benchmarks.machine import memory_available
+from benchmarks.results import Results
+from benchmarks.scale import Scale
+from benchmarks.triad import BYTES_MOVED, Triad, triads
+from benchmarks.turns import Contestant, Tell, Turns, rate, take_turns
 from offbeat.core.kernel import Term, Updater
 from offbeat.core.layout import Vector, aligned
 from offbeat.core.rules import Mix

@@ -8,8 +8,8 @@ Rules kept here:
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from offbeat.bench.bars import BARS, PARTS, PEERS, Bar
-from offbeat.bench.turns import Turns
+from benchmarks.bars import BARS, PARTS, PEERS, Bar
+from benchmarks.turns import Turns
 
 DIGITS = 4
 
