@@ -1,6 +1,6 @@
 """The work that every peer does: a small perceptron on digits, or a model that is sent to and fro and never trained.
 
-It is the same work as that of `python -m benchmarks`, written once more without Offbeat, which a peer's environment lacks.
+It is the work that `python -m benchmarks` measures, written once more: a peer's environment has no Offbeat.
 """
 
 from functools import cache

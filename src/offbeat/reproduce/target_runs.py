@@ -1,4 +1,4 @@
-"""Owns the running of a target: what has no result yet is run, over all cores, and kept as it finishes."""
+"""Owns the running of a target: curves and seeds without a result are run on all cores, and kept as they finish."""
 
 import platform
 from collections.abc import Callable, Iterable, Sequence
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from offbeat.errors import OffbeatError
 from offbeat.loading import load
-from offbeat.reproduce.curves import Curve, Results
-from offbeat.reproduce.targets import Target
+from offbeat.reproduce.figure_curves import CurveResults, FigureCurve
+from offbeat.reproduce.targets import ReproductionTarget
 from offbeat.sim.curve import CURVE, read_curve
 from offbeat.sim.places import HERE, Place
 from offbeat.sim.spec import Entry
@@ -19,16 +19,16 @@ from offbeat.storage.run_folder import SUMMARY
 Tell = Callable[[float, int], None]
 
 
-class Wanted(NamedTuple):
-    """A run that a target needs."""
+class SeedRun(NamedTuple):
+    """One run of a target: a curve with one of its seeds."""
 
-    curve: Curve
+    curve: FigureCurve
     seed: int
 
 
 def run_target(
-    target: Target,
-    results: Results,
+    target: ReproductionTarget,
+    results: CurveResults,
     work: Path,
     *,
     processes: int | None = None,
@@ -36,8 +36,8 @@ def run_target(
     ray_address: str | None = None,
     tell: Tell = lambda *_: None,
 ) -> None:
-    """Run what is missing; `tell` hears how many runs are done, of all, and may raise `Stop`."""
-    wanted = list(dict.fromkeys(Wanted(curve, seed) for curve in target.curves for seed in curve.seeds))
+    """Run what has no result; `tell` is given the number of finished runs and of all runs, and may raise `Stop`."""
+    wanted = list(dict.fromkeys(SeedRun(curve, seed) for curve in target.curves for seed in curve.seeds))
     missing = _missing(wanted, results)
     done = len(wanted) - len(missing)
     entries = {
@@ -52,18 +52,22 @@ def run_target(
     place.check([*entries])
     heard(0.0)
     if entries:
-        load(missing[0].curve.task, missing[0].curve.settings(missing[0].seed))  # fetches the data, or says what to do
+        load(
+            missing[0].curve.task, missing[0].curve.settings(missing[0].seed)
+        )  # fetches the data, or raises with what to do
         failures = place.run(missing[0].curve.task, _ordered(entries), heard)
         _harvest(entries, results)
         if failures:
             why = "; ".join(f"{failure.method} (seed {failure.seed}): {failure.message}" for failure in failures[:3])
-            raise OffbeatError(f"{len(failures)} of {len(wanted)} runs failed: {why}. The others are kept")
+            raise OffbeatError(
+                f"{len(failures)} of {len(wanted)} runs failed: {why}. The results of the others are kept"
+            )
     tell(len(wanted), len(wanted))
 
 
-def _missing(wanted: Sequence[Wanted], results: Results) -> list[Wanted]:
-    """One of each that has no result; two labels may share one run."""
-    found: dict[tuple[str, int], Wanted] = {}
+def _missing(wanted: Sequence[SeedRun], results: CurveResults) -> list[SeedRun]:
+    """Runs without a result, each once: two labels may share one run."""
+    found: dict[tuple[str, int], SeedRun] = {}
     for run in wanted:
         if run.seed not in results.points(run.curve):
             found.setdefault((run.curve.name, run.seed), run)
@@ -75,12 +79,12 @@ def _ordered(entries: Iterable[Entry]) -> list[Entry]:
     return sorted((entry for entry in entries if not (entry.folder / SUMMARY).exists()), key=lambda e: e.seed)
 
 
-def _folder(work: Path, run: Wanted) -> Path:
+def _folder(work: Path, run: SeedRun) -> Path:
     return work / run.curve.name / f"seed-{run.seed}"
 
 
-def _harvest(entries: dict[Entry, Wanted], results: Results) -> None:
-    """Keep what has finished since."""
+def _harvest(entries: dict[Entry, SeedRun], results: CurveResults) -> None:
+    """Keep the results of runs that have finished since the last call."""
     for entry, run in list(entries.items()):
         if (entry.folder / SUMMARY).exists():
             summary = read_json(entry.folder / SUMMARY)
@@ -89,7 +93,7 @@ def _harvest(entries: dict[Entry, Wanted], results: Results) -> None:
 
 
 def facts(summary: dict[str, Any]) -> dict[str, Any]:
-    """What to remember of a run beside its curve."""
+    """Facts about a run that are kept beside its curve."""
     names = ("t", "applied", "gradients", "staleness_mean", "staleness_largest", "x_sha256", "wall_s")
     return {name: summary[name] for name in names} | {
         "offbeat": version("offbeat"),

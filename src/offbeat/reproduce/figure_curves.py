@@ -1,8 +1,8 @@
 """Owns one curve of a figure: its settings, their hash, and its results as a file that can be committed.
 
 Rules kept here:
-- A curve is known by the hash of all that determines it. A result of other settings is never taken for it.
-- Results are kept seed by seed, so what an interrupted reproduction has finished stays finished.
+- A curve is identified by the hash of everything that determines it, so results of other settings are never its own.
+- Results are kept seed by seed: an interrupted reproduction keeps the runs that it has finished.
 """
 
 import csv
@@ -19,13 +19,13 @@ from offbeat.storage.aside import aside
 from offbeat.storage.json_file import read_json, write_json
 
 RECIPE = 1
-"""Changes with the meaning of settings or tasks, and makes all results before it out of date."""
+"""Raised when settings or tasks change their meaning: every result before it is out of date."""
 FOLDER = "curves"
 HASH_LETTERS = 10
 
 
 @dataclass(frozen=True)
-class Curve:
+class FigureCurve:
     """One line of a figure."""
 
     label: str
@@ -34,12 +34,11 @@ class Curve:
     seeds: tuple[int, ...]
 
     def settings(self, seed: int) -> Settings:
-        """The settings of its run with this seed."""
         return Settings.of({**self.values, "seed": seed})
 
     @property
     def hash(self) -> str:
-        """Of all that determines its results, but for the seed."""
+        """Of everything that determines its results except the seed."""
         plain = Settings().as_dict()
         chosen = {name: value for name, value in self.settings(0).as_dict().items() if value != plain[name]}
         text = json.dumps({"recipe": RECIPE, "task": self.task, "settings": chosen}, sort_keys=True)
@@ -47,7 +46,7 @@ class Curve:
 
     @property
     def name(self) -> str:
-        """What its files are called: its task, its method, and the hash."""
+        """The name of its files: the task, the method and the hash."""
         settings = self.settings(0)
         words = [self.task, settings.rule]
         if settings.rule == "fedasync":
@@ -55,14 +54,14 @@ class Curve:
         return "-".join("".join(c if c.isalnum() or c == "." else "" for c in word) for word in [*words, self.hash])
 
 
-class Results:
-    """The results of curves in a folder: a CSV file each, and what they came from beside it."""
+class CurveResults:
+    """Results of curves in a folder: a CSV file of points for each, and a JSON file of its settings and runs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / FOLDER
 
-    def points(self, curve: Curve) -> dict[int, list[Point]]:
-        """The points of every seed that is there."""
+    def points(self, curve: FigureCurve) -> dict[int, list[Point]]:
+        """The points of every seed that has been run."""
         path = self._path(curve, "csv")
         if not path.exists():
             return {}
@@ -74,12 +73,12 @@ class Results:
                 found.setdefault(seed, []).append(Point(t, at, gradients, 0, _floats(row)))
         return found
 
-    def facts(self, curve: Curve) -> dict[str, Any]:
-        """Where the results came from."""
+    def facts(self, curve: FigureCurve) -> dict[str, Any]:
+        """The curve's settings, and facts about the run of every seed."""
         path = self._path(curve, "json")
         return read_json(path) if path.exists() else {}
 
-    def add(self, curve: Curve, seed: int, points: Sequence[Point], facts: Mapping[str, Any]) -> None:
+    def add(self, curve: FigureCurve, seed: int, points: Sequence[Point], facts: Mapping[str, Any]) -> None:
         """Keep the run of one seed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         there = self.points(curve) | {seed: list(points)}
@@ -96,7 +95,7 @@ class Results:
                     writer.writerow([number, point.t, point.gradients, f"{point.at:.6g}", *values])
         write_json(self._path(curve, "json"), about)
 
-    def _path(self, curve: Curve, ending: str) -> Path:
+    def _path(self, curve: FigureCurve, ending: str) -> Path:
         return self.folder / f"{curve.name}.{ending}"
 
 
