@@ -1,15 +1,12 @@
-"""Owns real time for a run on Flower: its clock, and the pause between two looks at the Grid.
-
-A Grid can only be asked; it never calls. So whoever uses it has to pause and ask again.
-"""
+"""Owns real time for a run on Flower: its clock, and the pause between two looks at the Grid, which cannot call."""
 
 import threading
 
 from offbeat.server.clock import Clock
 
 
-class Watch:
-    """The run's clock, and waiting by it."""
+class PollingClock:
+    """The run's clock, and the pause."""
 
     def __init__(self, begun_at: float) -> None:
         self._clock, self._never = Clock(begun_at), threading.Event()
@@ -19,5 +16,4 @@ class Watch:
         return self._clock.now()
 
     def wait(self, seconds: float) -> None:
-        """Pause."""
         self._never.wait(seconds)

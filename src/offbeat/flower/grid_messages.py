@@ -1,9 +1,9 @@
-"""Owns the messages: a lease goes out as a train message, and what comes back is an update, a refusal, or nothing.
+"""Owns the messages on Flower's Grid: a lease goes out as a train message; an update, an error or no reply follows.
 
 Rules kept here:
-- One message per lease. A reply is known by the message that it answers, never by what it says of itself.
+- One message per lease. A reply belongs to the lease of the message that it answers, whatever else it says.
 - A reply is taken once. Until it comes, or its message has expired, its node is busy.
-- Nobody is waited for: replies are pulled as they are there.
+- No call waits for a reply: those that have come are pulled.
 """
 
 import math
@@ -20,16 +20,16 @@ from offbeat.flower.arrays import Arrays
 from offbeat.protocol.messages import Lease
 
 EXPIRED_AFTER_S = 30.0
-"""How long the SuperLink has to say that a message has expired, before we say so ourselves."""
+"""After its time to live, a message has this long to be reported expired by the SuperLink; then it counts as such."""
 REASON_MAX = 300
 """Characters of a node's error that are kept: its last ones, where the exception is."""
 AWAY = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
-"""Errors that are nobody's fault: the node is gone, or was too slow."""
+"""Errors without a fault in the ClientApp: the node is gone, or was too slow."""
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
-    """What the records of a message are called, and the metric that counts samples."""
+class RecordKeys:
+    """The names of a message's records, and of the metric that counts samples."""
 
     arrays: str
     config: str
@@ -37,7 +37,7 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class UpdateReply:
     """A reply with an update."""
 
     lease: Lease
@@ -47,7 +47,7 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class ErrorReply:
     """A reply that holds no update: the node's own error, or an update that does not fit."""
 
     lease: Lease
@@ -55,29 +55,29 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class NoReply:
     """There will be no reply: the node is gone, or the message has expired."""
 
     lease: Lease
     why: str
 
 
-Reply = Trained | Failed | Gone
+Reply = UpdateReply | ErrorReply | NoReply
 
 
-class Post:
+class GridMessages:
     """Pushes tasks through the Grid and pulls what comes back."""
 
-    def __init__(self, grid: Grid, arrays: Arrays, config: ConfigRecord, keys: Keys, *, ttl_s: float) -> None:
+    def __init__(self, grid: Grid, arrays: Arrays, config: ConfigRecord, keys: RecordKeys, *, ttl_s: float) -> None:
         self.grid, self.arrays, self.keys, self.ttl_s = grid, arrays, keys, ttl_s
         self._config = config
         self._sent: dict[str, Lease] = {}
         """Leases by the message that carries them, as long as a reply may come."""
         self.busy: set[int] = set()
-        """Workers of whom a reply may still come."""
+        """Workers whose reply may still come."""
 
     def send(self, lease: Lease, x_tau: Model, node: int) -> bool:
-        """Push a task; false where it could not be pushed."""
+        """Push a task; False where the Grid did not take it."""
         config = ConfigRecord({**self._config, "server-round": lease.tau + 1})
         content = RecordDict({self.keys.arrays: self.arrays.record(x_tau), self.keys.config: config})
         message = Message(content, node, MessageType.TRAIN, ttl=self.ttl_s, group_id=str(lease.task))
@@ -89,7 +89,7 @@ class Post:
         return True
 
     def pull(self, at: float) -> Iterator[Reply]:
-        """What has come, one by one; and what will not come any more."""
+        """Replies that have come, then a `NoReply` for every message that has expired."""
         if self._sent:
             for message in self.grid.pull_messages(list(self._sent)):
                 lease = self._over(message.metadata.reply_to_message_id)
@@ -98,10 +98,10 @@ class Post:
         for name, lease in list(self._sent.items()):
             if at > lease.granted_at + self.ttl_s + EXPIRED_AFTER_S:
                 self._over(name)
-                yield Gone(lease, f"no reply in {self.ttl_s:g} s")
+                yield NoReply(lease, f"no reply in {self.ttl_s:g} s")
 
     def _over(self, name: str) -> Lease | None:
-        """The lease of a message that is answered or expired; None where it was so before."""
+        """The lease of a message that is answered or expired; None where that is known already."""
         lease = self._sent.pop(name, None)
         if lease is not None:
             self.busy.discard(lease.worker)
@@ -110,16 +110,16 @@ class Post:
     def _read(self, lease: Lease, message: Message) -> Reply:
         if message.has_error():
             reason = (message.error.reason or f"error {message.error.code}").strip()[-REASON_MAX:]
-            return (Gone if message.error.code in AWAY else Failed)(lease, reason)
+            return (NoReply if message.error.code in AWAY else ErrorReply)(lease, reason)
         try:
             x_new = self.arrays.model(_only(message.content))
             metrics = next(iter(message.content.metric_records.values()), MetricRecord())
-            return Trained(lease, x_new, self._samples(metrics), metrics)
+            return UpdateReply(lease, x_new, self._samples(metrics), metrics)
         except InvalidValue as error:
-            return Failed(lease, str(error))
+            return ErrorReply(lease, str(error))
 
     def _samples(self, metrics: MetricRecord) -> int:
-        """How many samples the node says it has; 1 where it says nothing."""
+        """The number of samples that the node reports; 1 where it reports none."""
         samples = metrics.get(self.keys.samples, 1)
         if isinstance(samples, list) or not math.isfinite(samples) or samples < 1:
             raise InvalidValue(f"{self.keys.samples!r} is {samples!r} but must be one number >= 1")

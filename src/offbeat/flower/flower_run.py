@@ -1,15 +1,15 @@
-"""Owns a run on Flower's fleet, all but the messages: the coordinator, the vectors, the ledger, the checkpoints.
+"""Owns a run on Flower's fleet except its messages: the coordinator, the vectors, the ledger, the checkpoints.
 
     settings.json, ledger.sqlite, summary.json, x.safetensors    as in every run's folder
     checkpoints/                                                 the newest two, until the run is finished
 
 Rules kept here:
-- What happens is an event with the run's time; everything goes through the one coordinator, in one order, on one
-  thread. What it decides is mixed at once, so nothing ever queues.
-- A mixed update is in a checkpoint before anybody trains on it (`checkpoint_every` = 1). A kill goes back to the
-  newest checkpoint, and the ledger with it.
-- A resumed run is another run of Flower's: replies to the old one never come. Its leases are released, and whoever
-  was quarantined has a new ClientApp and may try again.
+- Everything that happens is an event with the run's time, and goes through one coordinator in one order on one thread.
+  An accepted update is mixed at once, so there is no queue.
+- With `checkpoint_every` = 1 a mixed update is in a checkpoint before a node trains on it. After a kill, the run and
+  its ledger go back to the newest checkpoint.
+- A resumed run is another run of Flower's: replies to the old one never come, so its leases are released. Quarantined
+  nodes have a new ClientApp and may try again.
 """
 
 import logging
@@ -23,7 +23,7 @@ from offbeat.core.kernel import Updater, mixed
 from offbeat.core.layout import Model
 from offbeat.core.rules import Rule
 from offbeat.errors import InvariantBroken, OffbeatError
-from offbeat.flower.watch import Watch
+from offbeat.flower.polling_clock import PollingClock
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import (
     AnswerPush,
@@ -59,9 +59,9 @@ from offbeat.storage.rows import as_decision
 from offbeat.storage.run_folder import RunFolder
 
 Happened = Callable[[float], Event]
-"""An event, once it is known when it happened."""
+"""Makes an event of the time at which it happened."""
 
-log = logging.getLogger("flwr.offbeat")  # Flower shows what its own loggers say
+log = logging.getLogger("flwr.offbeat")  # Flower shows the lines of its own loggers
 
 
 class Method(NamedTuple):
@@ -73,20 +73,20 @@ class Method(NamedTuple):
     seed: int
 
 
-class Run:
-    """Feeds the coordinator and does what it says, but for the messages: those wait in `outbox`."""
+class FlowerRun:
+    """Feeds the coordinator and carries out its commands; messages to send wait in `outbox`."""
 
     def __init__(
         self,
         folder: RunFolder,
         method: Method,
         x_0: Model,
-        watch_of: Callable[[float], Watch],
+        clock_from: Callable[[float], PollingClock],
         *,
         checkpoint_every: int,
         threads: int = 1,
     ) -> None:
-        """Begin a run, or go on with the one that the folder holds."""
+        """Begin a run, or continue the one in the folder."""
         self.folder, self.method = folder, method
         self.ledger: Ledger = folder.ledger(durable=True)
         self.checkpoints = Checkpoints(folder.path / "checkpoints", x_0.layout, Disk())
@@ -96,7 +96,7 @@ class Run:
         self.unmeasured: deque[tuple[int, Model]] = deque()
         """Versions that are to be evaluated."""
         self.answers: list[AnswerPush] = []
-        """What became of the update that has just come."""
+        """The answer to the update that has just come."""
         self.wake = inf
         self._now: deque[Happened] = deque()
         self._bases: dict[int, Model] = {}
@@ -106,11 +106,11 @@ class Run:
         found = self._newest()
         self.coordinator, self.w, self.x = self._found(found) if found else self._first(x_0)
         self.wake = self.coordinator.wakes_at
-        self.watch = watch_of(self.coordinator.at)
+        self.clock = clock_from(self.coordinator.at)
         if found:
             self._take_up()
 
-    # --- beginning, and beginning again ------------------------------------------------------------------------------
+    # --- beginning and resuming --------------------------------------------------------------------------------------
 
     def _newest(self) -> Checkpoint | None:
         found = next(self.checkpoints.usable(), None)
@@ -133,7 +133,7 @@ class Run:
         return restored(found.state, rule, plan, scheduler, seed=seed, decided=decided), found.w, found.x
 
     def _take_up(self) -> None:
-        """What was under way is gone, but for an evaluation: that is done again."""
+        """Release what was under way when the run stopped; an evaluation is done again."""
         c = self.coordinator
         asked = {0, int(c.rest()["evaluating"])}
         if c.t in asked and (not c.evaluations or c.evaluations[-1].t != c.t):
@@ -146,20 +146,20 @@ class Run:
         for worker in list(c.quarantined):
             self.happen(lambda at, worker=worker: WorkerReadmitted(at, worker))  # type: ignore[misc]
 
-    # --- the one way in ----------------------------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------------------------
 
     def happen(self, happened: Happened) -> None:
-        """Let the coordinator know, do what it says, and all that follows from it."""
+        """Give the coordinator an event, carry out its commands, and handle the events that follow from them."""
         self._now.append(happened)
         while self._now:
-            event = self._now.popleft()(self.watch.now())
+            event = self._now.popleft()(self.clock.now())
             commands = self.coordinator.handle(event)
             self.ledger.record(event, commands)
             for command in commands:
                 self._do(command)
 
     def arrive(self, lease: Lease, x_new: Model, samples: int) -> AnswerPush:
-        """An update has come: what became of it."""
+        """An update has come; returns the coordinator's answer to it."""
         finite, distance, base_gone = self._seen(lease, x_new)
         self._arrived = (lease.task, x_new)
         self.happen(
@@ -171,8 +171,8 @@ class Run:
         return self.answers.pop()
 
     def pass_time(self) -> None:
-        """Has the moment come that the coordinator asked for?"""
-        if self.watch.now() >= self.wake:
+        """Wake the coordinator when the time that it asked for has come."""
+        if self.clock.now() >= self.wake:
             self.wake = inf
             self.happen(TimePassed)
 
@@ -181,13 +181,13 @@ class Run:
         self._bases.pop(task, None)
 
     def save(self) -> None:
-        """Bring to the disk what happened; a checkpoint where enough was mixed."""
+        """Bring the ledger to the disk, and write a checkpoint when enough updates were mixed."""
         if self.coordinator.applied - self._checkpointed >= self._every or self._marked < 0:
             self.checkpoint()
         self.ledger.flush()
 
     def checkpoint(self) -> None:
-        """Keep where the run stands, unless that is kept already."""
+        """Write a checkpoint, unless nothing has happened since the last one."""
         mark = self.ledger.mark()
         if mark != self._marked:
             self.checkpoints.write(Checkpoint(mark, snapshot(self.coordinator, answers=False), self.w, self.x))
@@ -195,11 +195,11 @@ class Run:
         self._checkpointed, self._marked = self.coordinator.applied, mark
 
     def finish(self, summary: Mapping[str, object]) -> None:
-        """Write down the results; nobody goes on from the checkpoints any more."""
+        """Write the results and remove the checkpoints: a finished run is not resumed."""
         self.folder.finish(summary, self.x)
         shutil.rmtree(self.checkpoints.path, ignore_errors=True)
 
-    # --- what the coordinator says -----------------------------------------------------------------------------------
+    # --- commands ----------------------------------------------------------------------------------------------------
 
     def _do(self, command: Command) -> None:  # noqa: C901 (one line per kind of command)
         match command:
@@ -216,13 +216,13 @@ class Run:
             case WakeAt():
                 self.wake = min(self.wake, command.at)
             case ReleaseTask():
-                log.info("Task %d of worker %d is released", command.lease.task, command.lease.worker)
+                log.info("Task %d of worker %d is not waited for any more", command.lease.task, command.lease.worker)
             case Quarantine():
                 log.warning("Worker %d gets no more tasks: %s", command.worker, command.why)
             case Finish():
                 log.info("Finished: %s", command.reason)
             case TellFinished() | TellQuarantined():
-                pass  # a node that is sent nothing does nothing
+                pass  # a node without a message does nothing
             case _:
                 assert_never(command)
 

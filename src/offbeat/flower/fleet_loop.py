@@ -1,9 +1,9 @@
-"""Owns the loop over a Flower fleet: who is there, what came back, what goes out.
+"""Owns the loop over a Flower fleet: which nodes are connected, which replies came, which tasks go out.
 
 Rules kept here:
-- It never waits for anybody in particular: every reply is mixed when it is there, and its node is sent the next task.
-- After every reply: first to the disk, then out to the nodes, then the evaluation, while the nodes train.
-- A node that errs gets another task, until the coordinator quarantines it; one that is gone gets none until it is back.
+- It never waits for a particular node: a reply is mixed when it comes, and its node is sent the next task.
+- After every reply the run is saved to the disk, then tasks are sent, then versions are evaluated while nodes train.
+- A node that fails gets another task until the coordinator quarantines it; a node that left gets none until it is back.
 """
 
 import logging
@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 
 from offbeat.core.layout import Model
 from offbeat.errors import OffbeatError
+from offbeat.flower.flower_run import FlowerRun
+from offbeat.flower.grid_messages import ErrorReply, GridMessages, NoReply, Reply, UpdateReply
 from offbeat.flower.nodes import Nodes
-from offbeat.flower.post import Failed, Gone, Post, Reply, Trained
 from offbeat.flower.result import TrainMetrics
-from offbeat.flower.run import Run
 from offbeat.protocol.messages import (
     AnswerPush,
     BadUpdateArrived,
@@ -27,35 +27,41 @@ from offbeat.protocol.messages import (
 )
 
 Evaluate = Callable[[int, Model], Mapping[str, float] | None]
-"""The metrics of a version; None where there are none."""
+"""The metrics of a version; None where it is not evaluated."""
 
 log = logging.getLogger("flwr.offbeat")
 
 
-class Fleet:
+class FleetLoop:
     """Drives a run to its end."""
 
     def __init__(
-        self, run: Run, post: Post, nodes: Nodes, evaluate: Evaluate, *, poll_s: float, nodes_every_s: float
+        self,
+        run: FlowerRun,
+        messages: GridMessages,
+        nodes: Nodes,
+        evaluate: Evaluate,
+        *,
+        poll_s: float,
+        nodes_every_s: float,
     ) -> None:
-        self.run, self.post, self.nodes, self.evaluate = run, post, nodes, evaluate
+        self.run, self.messages, self.nodes, self.evaluate = run, messages, nodes, evaluate
         self.poll_s, self.nodes_every_s = poll_s, nodes_every_s
         self.metrics = TrainMetrics()
         self._look_at = -1.0
 
-    def live(self) -> None:
-        """Until the run is finished."""
+    def run_to_end(self) -> None:
         self._settle()
         while not self.run.coordinator.finished:
             if not self._turn():
-                self.run.watch.wait(max(0.0, min(self.poll_s, self.run.wake - self.run.watch.now())))
+                self.run.clock.wait(max(0.0, min(self.poll_s, self.run.wake - self.run.clock.now())))
 
     def _turn(self) -> bool:
-        """Look once; did anything come?"""
+        """Take all replies that are there; was there one?"""
         self._look()
         self._settle()
         came = False
-        for reply in self.post.pull(self.run.watch.now()):
+        for reply in self.messages.pull(self.run.clock.now()):
             self._take(reply)
             self._settle()
             came = True
@@ -64,14 +70,14 @@ class Fleet:
         self._refuse_hopeless()
         return came
 
-    # --- who is there ------------------------------------------------------------------------------------------------
+    # --- which nodes are connected -----------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        now = self.run.watch.now()
+        now = self.run.clock.now()
         if now < self._look_at:
             return
         self._look_at = now + self.nodes_every_s
-        came, left = self.nodes.look(self.post.grid.get_node_ids())
+        came, left = self.nodes.look(self.messages.grid.get_node_ids())
         for worker in came:
             self._join(worker)
         for worker in left:
@@ -89,31 +95,31 @@ class Fleet:
         self.run.happen(lambda at: WorkerLeft(at, worker))
 
     def _request(self, worker: int) -> None:
-        """The node could take a task, if it is there and owes no reply."""
-        if worker in self.nodes.present and worker not in self.post.busy:
+        """Ask for a task for the node, if it is connected and owes no reply."""
+        if worker in self.nodes.present and worker not in self.messages.busy:
             self.run.happen(lambda at: TaskRequested(at, worker))
 
     def _refuse_hopeless(self) -> None:
         c, present = self.run.coordinator, self.nodes.present
         quarantined = c.quarantined
-        if present and present <= quarantined.keys() and not self.post.busy and not c.ending:
+        if present and present <= quarantined.keys() and not self.messages.busy and not c.ending:
             raise OffbeatError(
                 f"every connected node ({len(present)}) sent only bad updates and gets no more tasks; "
-                f"the last was: {quarantined[max(present)]}. Mend the ClientApp and run again"
+                f"the last one: {quarantined[max(present)]}. Mend the ClientApp and run again"
             )
 
-    # --- what came back ----------------------------------------------------------------------------------------------
+    # --- replies -----------------------------------------------------------------------------------------------------
 
     def _take(self, reply: Reply) -> None:
         lease = reply.lease
         match reply:
-            case Trained():
+            case UpdateReply():
                 answer = self.run.arrive(lease, reply.x_new, reply.samples)
                 self.metrics.take(answer, reply.metrics)
                 self._tell(answer)
-            case Failed():
+            case ErrorReply():
                 self._bad(lease, reply.why)
-            case Gone():
+            case NoReply():
                 log.info("Node %d: %s", self.nodes.node(lease.worker), reply.why)
                 self.run.happen(lambda at: LeaseReturned(at, lease.worker, lease.task))
                 self._leave(lease.worker)
@@ -136,10 +142,10 @@ class Fleet:
             *(node, d.lease.tau, d.staleness, d.mix.new),
         )
 
-    # --- what goes out -----------------------------------------------------------------------------------------------
+    # --- tasks that go out -------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Keep what happened, then let it take effect."""
+        """Save what happened, then send the tasks and do the evaluations that follow from it."""
         self.run.save()
         while self.run.outbox or self.run.unmeasured:
             while self.run.outbox:
@@ -149,8 +155,8 @@ class Fleet:
             self.run.save()
 
     def _push(self, lease: Lease, x_tau: Model) -> None:
-        if not self.post.send(lease, x_tau, self.nodes.node(lease.worker)):
-            self._bad(lease, "its message could not be pushed")
+        if not self.messages.send(lease, x_tau, self.nodes.node(lease.worker)):
+            self._bad(lease, "the message with its task could not be pushed")
             self.run.forget(lease.task)
             self._leave(lease.worker)
 
