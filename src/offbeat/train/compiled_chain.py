@@ -3,8 +3,8 @@
 Rules kept here:
 - A training draws the samples that it would draw by itself, from the same stream, and depends on nothing beside it:
   the bits are the same on any number of threads. They are those of `loops`, not of torch: close, but not the same.
-- What the loop cannot do is said in one sentence, before anything is compiled; its gradient is compared with torch's
-  before it is trusted. A device whose samples it cannot take, unlike device 0's, is for the task to train by itself.
+- A task that the loop cannot train gets one sentence that says why, before anything is compiled. The loop's gradient
+  is compared with torch's before it is used. A device whose samples do not fit the loop is trained by the task itself.
 """
 
 from collections.abc import Sequence
@@ -20,21 +20,21 @@ import torch
 from torch import nn
 
 from offbeat.core.layout import Array, Layout, Model, aligned
-from offbeat.errors import InvalidValue, LayoutMismatch
+from offbeat.errors import InvalidValue
 from offbeat.task import Trained, Work
-from offbeat.train.flat import FlatModule
-from offbeat.train.lanes import Load, Pool, alone, disagrees, flat_obstacle, stream, without_ignored
+from offbeat.train.flat import FlatModule, same_layout
+from offbeat.train.lanes import Load, SamplePool, alone, disagrees, flat_obstacle, stream, without_ignored
 from offbeat.train.losses import CrossEntropy, Mse, lane_loss
 from offbeat.train.solver import Batch, Loss, Solver
 
 JOBS_MIN = 4
-"""Trainings that are worth a thread: to begin one takes as long as two of the smallest."""
+"""Trainings that are worth a thread: starting one takes as long as two of the smallest trainings."""
 ACTIVATIONS: dict[type[nn.Module], int] = {nn.ReLU: 1, nn.Tanh: 2, nn.Sigmoid: 3}
-"""What may follow a linear layer, by the number that `loops` has for it."""
+"""Modules that may follow a linear layer, and their numbers in `loops`."""
 
 
 class Drawn(NamedTuple):
-    """One training, ready to go."""
+    """One training, with the batches that were drawn for it."""
 
     x_tau: Model
     begin: int
@@ -47,13 +47,12 @@ class Drawn(NamedTuple):
 class Chain:
     """Trains a task's module, a chain of linear layers, many times over."""
 
-    def __init__(self, layers: Array, layout: Layout, pool: Pool, solver: Solver, *, of_classes: bool) -> None:
+    def __init__(self, layers: Array, layout: Layout, pool: SamplePool, solver: Solver, *, of_classes: bool) -> None:
         self.layers, self.layout, self.pool, self.solver = layers, layout, pool, solver
         self.of_classes = of_classes
         self._refused: set[int] = set()
 
     def takes(self, device: int) -> bool:
-        """Do the samples of this device fit the loop?"""
         if device in self._refused:
             return False
         try:
@@ -82,14 +81,14 @@ class Chain:
 
     def run(self, drawn: Sequence[Drawn], threads: int = 1) -> list[tuple[Model, float]]:
         """x_new and the mean loss of every training."""
-        from offbeat.train.loops import train_many  # it takes a moment to load, and is not always used
+        from offbeat.train.loops import train_many  # it takes a moment to load, and not every run needs it
 
         models, losses = self._stacked([one.x_tau for one in drawn]), np.zeros(len(drawn))
         limits = np.float32(self.solver.weight_decay), inf if self.solver.clip is None else self.solver.clip
         tables: tuple[Any, ...] = (models, losses, *_tables(drawn), self.layers, *self._samples(), *limits)
         shares = max(1, min(threads, len(drawn) // JOBS_MIN))
         (first, last), *others = pairwise(len(drawn) * share // shares for share in range(shares + 1))
-        with ThreadPoolExecutor(len(others) or 1, "training") as pool:  # no thread is begun that has nothing to do
+        with ThreadPoolExecutor(len(others) or 1, "training") as pool:  # starts no thread without work
             waiting = [pool.submit(train_many, lo, hi, *tables) for lo, hi in others]
             train_many(first, last, *tables)
         for one in waiting:
@@ -100,11 +99,7 @@ class Chain:
         """A row for every training, begun at its x_tau."""
         models = np.empty((len(starts), self.layout.size), np.float32)
         for row, x_tau in zip(models, starts, strict=True):
-            if x_tau.layout is not self.layout and x_tau.layout != self.layout:
-                raise LayoutMismatch(
-                    "this model has another layout than the task's module; was it made by another task?"
-                )
-            self.layout = x_tau.layout  # an equal one: the next comparison is by identity
+            self.layout = same_layout(self.layout, x_tau.layout)
             row[:] = x_tau.vector
         return models
 
@@ -114,7 +109,7 @@ class Chain:
         return Model(self.layout, vector)
 
     def _samples(self) -> tuple[Array, Array, Array]:
-        """Inputs, classes, answers; one of the latter is empty."""
+        """Inputs, classes, answers; either classes or answers is empty."""
         inputs, targets = (tensor.numpy() for tensor in self.pool.tensors)
         inputs = inputs.reshape(len(inputs), -1)
         if self.of_classes:
@@ -123,7 +118,7 @@ class Chain:
 
 
 def _tables(drawn: Sequence[Drawn]) -> tuple[Array, Array, Array, Array]:
-    """What `loops.train_many` asks for: trainings, indices, counts, rates."""
+    """Arguments of `loops.train_many`: trainings, indices, counts, rates."""
     sizes, iterations = [one.indices.shape[1] for one in drawn], [len(one.counts) for one in drawn]
     indices = np.concatenate([one.indices.ravel() for one in drawn])
     counts = np.concatenate([one.counts for one in drawn])
@@ -135,7 +130,7 @@ def _tables(drawn: Sequence[Drawn]) -> tuple[Array, Array, Array, Array]:
 
 
 def chain_of(flat: FlatModule, loss: Loss, solver: Solver, load: Load, devices_max: int) -> Chain | str:
-    """The compiled form of a task, or one sentence that says why it has none."""
+    """The compiled form of a task, or one sentence that says why there is none."""
     found = _obstacle(flat)
     if found is not None:
         return found
@@ -153,7 +148,7 @@ def chain_of(flat: FlatModule, loss: Loss, solver: Solver, load: Load, devices_m
     features, columns = int(layers[0, 0]), int(layers[-1, 1])
     if outputs.shape != (size, columns) or inputs[0].numel() != features:
         return "its samples have more dimensions than its layers"
-    pool = Pool(_known_classes(without_ignored(load), columns) if of_classes else load, devices_max)
+    pool = SamplePool(_known_classes(without_ignored(load), columns) if of_classes else load, devices_max)
     try:
         pool.place(0)
     except InvalidValue as error:
@@ -163,7 +158,7 @@ def chain_of(flat: FlatModule, loss: Loss, solver: Solver, load: Load, devices_m
 
 
 def _disagreement(chain: Chain, flat: FlatModule, loss: Loss, batch: Batch) -> str | None:
-    """What is wrong with the loop, if anything, when one gradient of device 0 is taken by it and by torch."""
+    """Compares one gradient of device 0 in the loop and in torch; returns what is wrong, or None."""
     solver, probe = chain.solver, Solver(gamma=1.0, rho=0.0, batch_size=chain.solver.batch_size)
     x_tau, size = Model(flat.layout, flat.values.numpy().copy()), len(batch[0])
     chain.solver = probe
@@ -180,7 +175,7 @@ def _obstacle(flat: FlatModule) -> str | None:
     if found is None:
         try:
             import_module("offbeat.train.loops")
-        except (ImportError, RuntimeError) as error:  # it does not fit this numpy, or has no folder for its cache
+        except (ImportError, RuntimeError) as error:  # numba does not fit this numpy, or has no folder for its cache
             return f"numba cannot be loaded: {error}"
     return found
 
@@ -203,7 +198,7 @@ def module_obstacle(module: nn.Module) -> str | None:
         elif kind in ACTIVATIONS and linear_seen and not activated:
             activated = True
         else:
-            return f"{name} does not stand where a compiled loop can have it: only behind nn.Linear, and once"
+            return f"{name} is not where a compiled loop can have it: only behind nn.Linear, and once"
     return None if linear_seen else "it has no nn.Linear"
 
 
@@ -223,7 +218,7 @@ def _layers(module: nn.Module, layout: Layout) -> Array:
 
 
 def _known_classes(load: Load, classes: int) -> Load:
-    """The loop looks nothing up that is not there."""
+    """Refuses classes that the model does not have: the compiled loop checks no index."""
 
     def checked(device: int) -> Batch:
         inputs, targets = load(device)
