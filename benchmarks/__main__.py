@@ -77,7 +77,7 @@ def _refuse_regressions(found: run.Bench, recorded: dict[str, float]) -> None:
 
 @contextmanager
 def _ending() -> Iterator[None]:
-    """SIGTERM ends it as Ctrl-C does: every process that was started is ended, too."""
+    """Let SIGTERM end the run as Ctrl-C does, with every process that was started."""
 
     def end(*_: object) -> None:
         raise SystemExit(TERMINATED)
@@ -91,14 +91,14 @@ def _ending() -> Iterator[None]:
 
 @contextmanager
 def _telling() -> Iterator[Tell]:
-    """What is measured now, in one line that changes; where that is impossible, in a line each."""
+    """Shows what is measured now: on a terminal in one line that changes, elsewhere in a line each."""
     from rich.console import Console
 
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda what: click.echo(what, err=True)
         return
-    with console.status("begins") as line:
+    with console.status("starting") as line:
         yield line.update
 
 

@@ -1,8 +1,8 @@
-"""Owns the bars: which figures there are, what each is held against, and how much is asked of it.
+"""Owns the bars: which figures are measured, what each is compared with, and the least that it must reach.
 
 Rules kept here:
 - A ratio is larger where Offbeat is better, also where the value itself should be small.
-- Nothing measured is written here; what a run finds is put into `results.Results` by the key of its bar.
+- No measured value is written here; a run puts its figures into `results.Results` by the key of their bar.
 """
 
 from typing import Literal, NamedTuple
@@ -18,9 +18,9 @@ class Bar(NamedTuple):
     key: str
     what: str
     unit: str
-    """Of the value and of the reference."""
+    """The unit of the value and of the reference."""
     reference: str
-    """What the value is held against."""
+    """What the value is compared with."""
     bar: float
     kind: Kind = "ratio"
 
@@ -33,12 +33,12 @@ class Bar(NamedTuple):
         return reference / value if self.kind == "at most" else value / reference
 
     def met(self, ratio: float) -> bool:
-        """Is it enough? A limit on the value itself is met from 1 on."""
+        """Is the ratio enough? A limit on the value itself is met from 1 on."""
         return ratio >= (self.bar if self.kind == "ratio" else 1.0)
 
     @property
     def steady(self) -> bool:
-        """Does it mean something on a busy machine, too? Ratios within a run and memory do, seconds alone do not."""
+        """Is the figure comparable on a busy machine? Ratios within a run and memory are, seconds alone are not."""
         return self.kind == "ratio" or self.unit in ("MB", "KB")
 
     @property

@@ -1,9 +1,9 @@
-"""Owns the peers' columns: the same work on Flower and APPFL, in environments of their own, beside ours.
+"""Owns the comparison with peers: the same work on Flower and APPFL, in environments of their own, beside ours.
 
 Rules kept here:
 - The scripts in benchmarks/peers run in the environment of their peer, which has no Offbeat.
-- A peer has a time limit. One that fails or takes longer is left out, and why is said in a line; the rest goes on.
-- Whatever a peer has started is ended with it, each process by its own number, and its temporary files are removed.
+- A peer has a time limit. A peer that fails or takes longer is left out, with a line that says why; the rest goes on.
+- Every process that a peer has started is ended with it, by its own id, and its temporary files are removed.
 """
 
 import json
@@ -33,9 +33,9 @@ from offbeat.errors import OffbeatError
 SCRIPTS = ROOT / "benchmarks" / "peers"
 INSTALL_S = 1800.0
 SAID_MAX = 300
-"""Characters of what a peer says when it fails."""
+"""Characters of a failed peer's last line that are shown."""
 TASKS, PLAIN_TASKS, WARM_TASKS = 400, 1200, 50
-"""Of a peer; of the plain loop, so that it takes about as long; and of the plain loop before it counts."""
+"""Tasks of a peer; of the plain loop, which then takes about as long; and of the plain loop before it is measured."""
 NET_MB = 10
 NAMES = {"appfl": "APPFL", "flower": "Flower"}
 SIMULATIONS = {
@@ -50,8 +50,8 @@ AROUND = {
     "RAY_agent_register_timeout_ms": "120000",
     "RAY_worker_niceness": "0",
 }
-"""A peer reports to nobody. Ray's actors have the priority of other processes, or a busy machine would slow Flower
-alone, and its parts have time to start."""
+"""Peers send no telemetry. Ray's actors get the priority of other processes, or a busy machine would slow Flower alone,
+and time to start."""
 
 
 class PeerFailed(OffbeatError):
@@ -59,7 +59,7 @@ class PeerFailed(OffbeatError):
 
 
 def run(results: Results, scale: Scale, tell: Tell, folder: Path) -> None:
-    """What the parts that are run have peers for."""
+    """Measure the peers of the parts that are run."""
     pythons = {peer: python for peer in NAMES if (python := _environment(results, peer, folder / "peers", tell))}
     if "sim" in results.parts:
         _simulations(results, scale, tell, pythons)
@@ -68,7 +68,7 @@ def run(results: Results, scale: Scale, tell: Tell, folder: Path) -> None:
 
 
 def _environment(results: Results, peer: str, folder: Path, tell: Tell) -> str | None:
-    tell(f"{NAMES[peer]}: the first time, it is installed")
+    tell(f"{NAMES[peer]}: its environment; the first time, it is installed")
     try:
         return _said([sys.executable, str(SCRIPTS / "environments.py"), peer, str(folder)], INSTALL_S)
     except PeerFailed as error:
@@ -84,7 +84,7 @@ def _simulations(results: Results, scale: Scale, tell: Tell, pythons: dict[str, 
     from offbeat.tasks.digits import digits
 
     plain = PlainLoop(digits())
-    plain.rate(WARM_TASKS)  # the first ones are slower, and only one of the peers would have the advantage
+    plain.rate(WARM_TASKS)  # the first tasks are slower, which would favour one peer
     for name, (peer, script, *arguments) in SIMULATIONS.items():
         if peer not in pythons:
             continue
@@ -137,7 +137,7 @@ def _network(results: Results, scale: Scale, tell: Tell, pythons: dict[str, str]
 
 
 def _exchange(peer: str, python: str, scale: Scale, found: list[dict[str, float]], place: Path) -> float:
-    """Updates per second; everything that was found is left in `found`."""
+    """Updates per second; all figures are added to `found`."""
     place.mkdir(parents=True)
     role = ("run",) if peer == "appfl" else ()
     arguments = (python, str(NET_MB), str(scale.peer_net_s), str(place.resolve()))
@@ -153,7 +153,7 @@ def _exchange(peer: str, python: str, scale: Scale, found: list[dict[str, float]
 
 @contextmanager
 def _left_out(results: Results, name: str, *keys: str) -> Iterator[None]:
-    """A peer that fails is left out, with a word."""
+    """Leave out a peer that fails, and record why."""
     try:
         yield
     except PeerFailed as error:
@@ -161,13 +161,13 @@ def _left_out(results: Results, name: str, *keys: str) -> Iterator[None]:
 
 
 def _figures(command: Sequence[str], limit_s: float, *names: str) -> dict[str, float]:
-    """What a script found, which it says on its last line."""
+    """The figures that a script prints as JSON on its last line."""
     said = _said(command, limit_s)
     try:
         found = json.loads(said)
         return {name: float(found[name]) for name in names}
     except (KeyError, TypeError, ValueError):
-        raise PeerFailed(f"it did not say a figure, but {said[-SAID_MAX:]}") from None
+        raise PeerFailed(f"it printed no figure, but {said[-SAID_MAX:]}") from None
 
 
 def _said(command: Sequence[str], limit_s: float) -> str:
@@ -184,7 +184,7 @@ def _said(command: Sequence[str], limit_s: float) -> str:
             end_all(process)
         said = _lines(out)
         if process.returncode or not said:
-            raise PeerFailed((_lines(errors) or ["it said nothing"])[-1][-SAID_MAX:])
+            raise PeerFailed((_lines(errors) or ["it printed nothing"])[-1][-SAID_MAX:])
         return said[-1]
 
 
@@ -198,7 +198,7 @@ def _started(
 
 
 def end_all(process: "subprocess.Popen[bytes]") -> None:
-    """End a process and all that it has started, at once; nothing where it has ended: its number may be another's."""
+    """Kill a process and all that it has started; one that has ended is left alone: its id may belong to another."""
     if process.poll() is not None:
         return
     for one in family(process.pid):
@@ -208,5 +208,5 @@ def end_all(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _lines(path: Path) -> list[str]:
-    """What was said, without empty lines."""
+    """The lines of a file that are not empty."""
     return [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]

@@ -1,7 +1,7 @@
-"""Owns the benchmark of decisions: events per second through the real coordinator and ledger, with nothing trained.
+"""Owns the benchmark of decisions: events per second through the real coordinator and ledger, without training.
 
-The engine, the fleet of devices, the coordinator and the ledger are those of a simulation with a folder; in place of
-vectors there is a plane that has none.
+The engine, the fleet of devices, the coordinator and the ledger are those of a simulation with a folder; the plane has
+no vectors.
 """
 
 from collections.abc import Mapping
@@ -27,45 +27,41 @@ NAMES = {10**3: "1e3", 10**5: "1e5", 10**6: "1e6"}
 
 
 class NoVectors:
-    """A plane on which every training is done at once."""
+    """A plane without vectors, on which every training is finished at once."""
 
     def lease(self, lease: Lease) -> None:
-        """Nothing to remember."""
+        pass
 
     def start(self, lease: Lease) -> None:
-        """Nothing to train."""
+        pass
 
     def awaited(self, lease: Lease) -> Job | None:  # noqa: ARG002 (nothing is trained)
-        """Nothing has to be waited for."""
         return None
 
     def arrived(self, lease: Lease, at: float, spent: Spent | None) -> UpdateArrived:
-        """An update that is fine."""
         return UpdateArrived(at, lease.worker, lease.task, samples=1, gradients=1, spent=spent)
 
     def mix(self, decision: Decision) -> None:
-        """Nothing to mix."""
+        pass
 
     def publish(self) -> None:
-        """Nothing to publish."""
+        pass
 
     def forget(self, task: int) -> None:
-        """Nothing to forget."""
+        pass
 
     def measure(self, t: int) -> None:
-        """Nothing to measure."""
+        pass
 
     def unmeasured(self, t: int) -> Evaluation | None:  # noqa: ARG002
-        """Nothing has to be waited for."""
         return None
 
     def metrics(self, t: int) -> Mapping[str, float]:  # noqa: ARG002
-        """None."""
         return {}
 
 
 def run(results: Results, scale: Scale, tell: Tell, folder: Path) -> None:
-    """Few devices and many take turns."""
+    """Measure fleets of several sizes in turns."""
     numbers, openings = count(), dict.fromkeys(scale.event_devices, 0.0)
 
     def once(devices: int) -> float:
@@ -92,7 +88,7 @@ def _name(devices: int) -> str:
 
 
 def handled_per_s(devices: int, events: int, path: Path) -> tuple[float, float]:
-    """Seconds until all have joined and the first tasks are out, and events per second from there on."""
+    """Seconds until all devices have joined and the first tasks are out, and events per second from then on."""
     settings = Settings.of(
         {
             "devices": devices,

@@ -1,8 +1,8 @@
 """Owns one measured exchange of models: a server and eight worker processes, ours or raw, for some seconds.
 
 Rules kept here:
-- All are processes of their own, on the loopback interface; every one that was started is ended, however it ends.
-- Updates count from when every worker had time for its first to the end of the window, by their acknowledgements.
+- Server and workers are processes on the loopback interface; every process that was started is ended in all cases.
+- Updates count by their acknowledgements, from when every worker has had its first to the end of the window.
 """
 
 import json
@@ -28,11 +28,11 @@ UPDATES_MIN, WINDOWS_MAX = 16, 5
 UNSYNCED = "benchmarks.unsynced"
 """Runs another module without durability."""
 PYTHONPATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-"""A process that is started finds the modules of the benchmark wherever it is started from."""
+"""So that a started process finds the modules of the benchmark from any folder."""
 
 
 class Measured(NamedTuple):
-    """What one exchange showed."""
+    """The figures of one exchange."""
 
     updates_per_s: float
     server_cpu_s: float
@@ -45,13 +45,13 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """When updates count."""
+    """The time in which updates count."""
 
     begun: float
     ended: float
 
     def measured(self, notes: Sequence[tuple[float, float]], cpu: float, most: Memory) -> Measured:
-        """What the workers' notes, and the server's processor time and memory, say of it."""
+        """The figures of the window, from the workers' notes and the server's processor time and memory."""
         waits = [seconds for moment, seconds in notes if self.begun <= moment < self.ended]
         if len(waits) < 2:
             raise OffbeatError(f"{len(waits)} updates were acknowledged in {self.ended - self.begun:.0f} s: too few")
@@ -65,7 +65,7 @@ Process = subprocess.Popen[bytes]
 
 @contextmanager
 def started(log: Path, *arguments: str, durable: bool = True) -> Iterator[Process]:
-    """A Python module in a process of its own."""
+    """Run a Python module in a process of its own; with `durable` False, without any fsync."""
     with log.open("wb") as out:
         command = [sys.executable, "-m", *(() if durable else (UNSYNCED,)), *arguments]
         process = subprocess.Popen(  # noqa: S603 (our own)
@@ -78,7 +78,7 @@ def started(log: Path, *arguments: str, durable: bool = True) -> Iterator[Proces
 
 
 def end(processes: Sequence[Process]) -> None:
-    """Ask them to end, then make them."""
+    """Terminate processes, and kill those that do not end."""
     for process in processes:
         if process.poll() is None:
             process.terminate()
@@ -91,7 +91,7 @@ def end(processes: Sequence[Process]) -> None:
 
 
 def wait_for(path: Path, process: Process, log: Path) -> str:
-    """What a file says, once it is there."""
+    """The content of a file, once it exists."""
     until = monotonic() + START_S
     while not path.is_file():
         if process.poll() is not None or monotonic() > until:
@@ -101,15 +101,15 @@ def wait_for(path: Path, process: Process, log: Path) -> str:
 
 
 def pause(process: Process, seconds: float) -> None:
-    """Wait, unless the process ends meanwhile."""
+    """Wait, but not longer than the process runs."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
 
 
 def window(server: Process, seconds: float, applied: Callable[[], int]) -> tuple[Window, float, Memory]:
-    """Let some time pass, or a few times that where updates are slow to come.
+    """Wait for some seconds, or up to five times as long where few updates come.
 
-    Returns when it was, the processor time of the server meanwhile, and its memory.
+    Returns the window, the processor time of the server in it, and its memory.
     """
     cpu, begun, before = cpu_s(server.pid), monotonic(), applied()
     for _ in range(WINDOWS_MAX):
@@ -122,5 +122,5 @@ def window(server: Process, seconds: float, applied: Callable[[], int]) -> tuple
 
 
 def notes_of(paths: Sequence[Path]) -> list[tuple[float, float]]:
-    """What all workers noted."""
+    """The notes of all workers: when each update was acknowledged, and after how many seconds."""
     return [(moment, seconds) for path in paths if path.is_file() for moment, seconds in json.loads(path.read_text())]

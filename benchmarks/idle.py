@@ -1,6 +1,6 @@
-"""Owns the benchmark of idle workers: how many a server holds at once, and what each of them costs it.
+"""Owns the benchmark of idle workers: how many a server holds at once, and how much memory each costs.
 
-They are bare connections from one process, each of which has joined and waits for a task that does not come.
+They are plain connections from one process; each has joined and waits for a task that does not come.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from benchmarks.served import Served, serving
 from benchmarks.turns import Tell
 
 AT_A_TIME = 100
-"""Connections that are being made."""
+"""Connections that are opened at the same time."""
 POLL_S = 120
 HOLD_S = 3.0
 JOIN_S = 240.0
@@ -29,15 +29,15 @@ KB = 1_000
 
 
 class Crowd:
-    """Workers that wait."""
+    """Idle workers of one server."""
 
     def __init__(self, url: str) -> None:
         where = urlsplit(url)
         self.host, self.port = where.hostname or "", where.port or 0
         self.lines: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    async def come(self, numbers: range) -> None:
-        """These join, and ask for a task."""
+    async def join(self, numbers: range) -> None:
+        """Connect these workers; each joins and asks for a task."""
         gate = asyncio.Semaphore(AT_A_TIME)
         await asyncio.gather(*(self._wait(number, gate) for number in numbers))
 
@@ -52,7 +52,7 @@ class Crowd:
             self.lines.append(line)
 
     async def held(self) -> int:
-        """How many still wait, after some time: neither cut off nor answered."""
+        """How many workers are still connected after some time."""
         done, waiting = await asyncio.wait(
             [asyncio.create_task(line[0].read(1)) for line in self.lines], timeout=HOLD_S
         )
@@ -62,8 +62,7 @@ class Crowd:
             await asyncio.gather(*waiting, return_exceptions=True)
         return len(self.lines) - sum(1 for task in done if not task.exception() and task.result() == b"")
 
-    def go(self) -> None:
-        """All hang up."""
+    def disconnect(self) -> None:
         for _, writer in self.lines:
             writer.transport.abort()
 
@@ -81,7 +80,7 @@ async def _request(
 
 
 def run(results: Results, scale: Scale, tell: Tell, folder: Path) -> None:
-    """Let them come, hold them, count them."""
+    """Connect the workers, wait, and count those that are still connected."""
     tell(f"idle workers: {scale.idle_workers} come")
     count, place = scale.idle_workers, folder / "idle"
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -113,18 +112,18 @@ async def _crowded(served: Served, count: int) -> tuple[int, float]:
     crowd = Crowd(served.url)
     try:
         first = min(AT_A_TIME, count // 2)
-        await asyncio.wait_for(crowd.come(range(first)), JOIN_S)  # what is made once, is made
+        await asyncio.wait_for(crowd.join(range(first)), JOIN_S)  # memory that the server takes once is taken
         before = memory(served.process.pid).own
-        await asyncio.wait_for(crowd.come(range(first, count)), JOIN_S)
+        await asyncio.wait_for(crowd.join(range(first, count)), JOIN_S)
         held = await crowd.held()
         return held, (memory(served.process.pid).own - before) / (count - first)
     finally:
-        crowd.go()
+        crowd.disconnect()
 
 
 @contextmanager
 def _files(wanted: int) -> Iterator[None]:
-    """This process, and those that it starts, may open so many files."""
+    """Allow this process, and those that it starts, this many open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
     try:

@@ -1,8 +1,8 @@
-"""Owns the benchmark of mixing: one update and several that wait, beside the triad of the same size.
+"""Owns the benchmark of mixing: one update, and several queued ones, beside the triad of the same size.
 
 Rules kept here:
 - Mixing is out of place into a buffer of the server's own pool, as the server's mixer does it.
-- A size that does not fit into half of the memory that is free is left out, and that is said.
+- A size that does not fit into half of the free memory is left out, and the results say so.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ from offbeat.server.pool import Pool
 
 THREADS = (1, 2)
 QUEUED = 8
-"""Updates that wait, in the bar."""
+"""Queued updates in the bar."""
 MIX = Mix(keep=0.6, new=0.4, base=0.0, publish=True)
 BYTES = 4
 GIGA = 1e9
 
 
 class Mixing:
-    """A model, updates that wait for it, and a pool of buffers, as a server has them."""
+    """A model, queued updates and a pool of buffers, as a server has them."""
 
     def __init__(self, size: int, updates: int) -> None:
         self._pool = Pool(size)
@@ -40,20 +40,20 @@ class Mixing:
         self.updates = [_filled(size, 1.0 + number) for number in range(updates)]
 
     def one_pass(self, updater: Updater, count: int) -> None:
-        """Mix so many at once."""
+        """Mix `count` updates in one pass."""
         out = self._pool.take()
         updater.mix(out, self.w, [Term(MIX, x_new) for x_new in self.updates[:count]])
         self.w = out
 
     def one_by_one(self, updater: Updater, count: int) -> None:
-        """Mix so many, each in a pass of its own."""
+        """Mix `count` updates, each in a pass of its own."""
         for x_new in self.updates[:count]:
             out = self._pool.take()
             updater.mix(out, self.w, [Term(MIX, x_new)])
             self.w = out
 
     def move(self, triad: Triad) -> None:
-        """The triad on the same vectors."""
+        """Run the triad on the same vectors."""
         out = self._pool.take()
         triad(out, self.w, self.updates[0])
         self.w = out
@@ -69,7 +69,7 @@ def run(results: Results, scale: Scale, tell: Tell, _folder: Path) -> None:
 
 
 def _that_fit(results: Results, size: int, queued: Sequence[int]) -> list[int]:
-    """As many waiting updates as there is memory for."""
+    """The numbers of queued updates that there is memory for."""
     room = memory_available() // 2
     fit = [count for count in queued if (count + 3) * size * BYTES <= room]
     for count in (count for count in queued if count not in fit):
@@ -82,7 +82,7 @@ def _measure(results: Results, scale: Scale, tell: Tell, size: int, threads: int
     with Updater(threads) as updater, ThreadPoolExecutor(max(1, threads - 1)) as pool:
         contestants = _contestants(mixing, updater, triads(threads, pool), queued, scale.kernel_s)
         updater.warm()
-        for once in contestants.values():  # compiled, and every page touched, before anything counts
+        for once in contestants.values():  # compiles, and touches every page, before anything is measured
             once()
         turns = take_turns(contestants, scale.turns, tell, f"kernel, {name} float32, {threads} threads")
     _put(results, turns, name, threads, queued)

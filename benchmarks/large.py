@@ -1,7 +1,7 @@
 """Owns the benchmark of simulations with larger models, which train in processes: M, L and T.
 
 Rules kept here:
-- Ours is what `auto` gives: one process per core, one thread each. What it takes to start them is told beside.
+- Ours runs as `auto` chooses: one process per core, one thread each. The time to start them is a figure of its own.
 - The plain loop runs in this process, as a user would run it, on one thread and on two.
 """
 
@@ -29,7 +29,7 @@ OURS, INLINE, ONE, TWO = "2 cores", "inline", "plain, 1 thread", "plain, 2 threa
 
 
 def run(results: Results, scale: Scale, tell: Tell) -> None:
-    """All three."""
+    """Measure all three."""
     for name, tasks, iterations in zip(NAMES, scale.large_tasks, scale.large_iterations, strict=True):
         _measure(results, name, MAKE[name](iterations), tasks, scale.large_turns, tell)
 
@@ -55,7 +55,7 @@ def _measure(results: Results, name: str, task: Task, tasks: int, count: int, te
 
 
 def in_processes(task: Task, tasks: int, starts: list[float]) -> float:
-    """Tasks per second of a run in the processes that `auto` chooses, once they are there."""
+    """Tasks per second of a run in the processes that `auto` chooses, after they have started."""
     begun = perf_counter()
     x_0 = start(task, 0)
     executor = executor_of(task, "auto", parameters=x_0.layout.size, in_flight_max=IN_FLIGHT_MAX).executor
@@ -68,7 +68,7 @@ def in_processes(task: Task, tasks: int, starts: list[float]) -> float:
 
 
 def simulated(executor: Executor, tasks: int) -> float:
-    """Tasks per second of one run, from when as many are applied as are in flight: what is trained ahead is even."""
+    """Tasks per second of one run, from when as many are applied as are in flight: the work ahead is then constant."""
     simulation = Simulation(executor.task, _settings(IN_FLIGHT_MAX + tasks), executor)
     seen: list[tuple[int, float]] = []
 

@@ -1,4 +1,4 @@
-"""Owns the facts about the machine that go with every figure: what it is, how busy it was, what the code was."""
+"""Owns the facts that go with every figure: the machine, how busy it was, and the commit of the code."""
 
 import os
 import platform
@@ -12,14 +12,14 @@ from typing import Any
 from offbeat.sim.processes import cores
 
 ROOT = Path(__file__).parents[1]
-"""Of the repository."""
+"""The folder of the repository."""
 PACKAGES = ("numpy", "numba", "torch", "aiohttp", "uvloop")
 BUSY = 0.5
 """A load of more than this, before anything was measured, is somebody else's."""
 
 
 class Machine:
-    """Looked at when a run begins, and once more when it ends."""
+    """The machine and its load, when a run begins and when it ends."""
 
     def __init__(self) -> None:
         self._begun_at = datetime.now(UTC)
@@ -48,12 +48,12 @@ class Machine:
 
 
 def memory_available() -> int:
-    """Bytes that can be used without hurting anybody; a large number where the system does not say."""
+    """Bytes that are free; a large number where the system does not report it."""
     return _memory("MemAvailable") or 1 << 40
 
 
 def commit() -> str | None:
-    """Of the repository, if this is one; a plus says that there were changes."""
+    """The commit of the repository, with a plus where files were changed; None outside of git."""
     git = which("git")
     if git is None or not (ROOT / ".git").exists():
         return None
@@ -67,7 +67,7 @@ def commit() -> str | None:
 
 
 def _load() -> float:
-    """The mean number of processes that ran or wanted to, over the last minute."""
+    """The load average of the last minute."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else 0.0
 
 

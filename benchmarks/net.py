@@ -1,9 +1,9 @@
-"""Owns the benchmark of serving: updates per second, processor time, memory and waits, beside raw sockets.
+"""Owns the benchmark of serving: updates per second, processor time, memory and waiting times, beside raw sockets.
 
 Rules kept here:
 - Server and workers are the real ones, as processes; training is trivial. All share this machine and its disk.
-- The raw exchange has the server's waits for the disk. Our workers also bring every update to their own disk before
-  they send it; the raw exchange with that is told beside.
+- The raw exchange syncs to the server's disk as ours does. Our workers also sync every update to their own disk before
+  they send it; a raw exchange with that is measured as well.
 """
 
 import shutil
@@ -26,7 +26,7 @@ OURS, RAW, BOTH, UNSYNCED, UNSYNCED_RAW, TLS = (
     *("not durable", "raw, not synced", "durable, TLS"),
 )
 DISK_PER_MB = 250
-"""Updates that may be on the disk at once."""
+"""Updates that may be on the disk at once: the free space that a size needs, in models."""
 Exchange = Callable[..., Measured]
 
 
@@ -88,7 +88,7 @@ def _put(results: Results, mb: int, turns: Turns, seen: dict[str, list[Measured]
 
 
 def _note(results: Results, what: str, seen: list[Measured]) -> None:
-    """The middle turn, by updates per second; the most memory of all."""
+    """Figures of the median turn by updates per second; the largest memory of all turns."""
     middle = sorted(seen)[len(seen) // 2]
     results.note(f"{what}, server's processor time per update", 1e3 * middle.server_cpu_s, "ms")
     results.note(f"{what}, push to acknowledgement, p50", 1e3 * middle.p50_s, "ms")

@@ -17,7 +17,7 @@ ALPHA = 0.2
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Torch uses so many threads meanwhile."""
+    """Let torch use this many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -36,7 +36,6 @@ class PlainLoop:
         self.x = [parameter.detach().clone() for parameter in self.module.parameters()]
 
     def rate(self, tasks: int, thread_count: int = 1) -> float:
-        """Tasks per second."""
         with threads(thread_count):
             begun = perf_counter()
             for _ in range(tasks):
@@ -44,7 +43,6 @@ class PlainLoop:
             return tasks / (perf_counter() - begun)
 
     def one(self) -> None:
-        """One task."""
         solver, module = self.task.solver, self.module
         inputs, targets = self.task.device_data(self.number % (self.task.devices or 1))
         self.number += 1

@@ -1,6 +1,6 @@
-"""Owns what is known of a process and its children while they run: processor time, and the most memory they had.
+"""Owns the processor time and the peak memory of a process and its children while they run.
 
-It reads /proc, which Linux has; elsewhere the network benchmark says that it cannot be run.
+It reads /proc, which only Linux has; elsewhere the network benchmark is refused.
 """
 
 from contextlib import suppress
@@ -19,13 +19,12 @@ class Memory(NamedTuple):
     """Bytes."""
 
     peak: int
-    """The high-water mark of what was resident, mapped files included."""
+    """The largest resident size so far, mapped files included."""
     own: int
-    """What is the process's own now: neither mapped from files nor shared with others."""
+    """The size now, without mapped files and memory shared with other processes."""
 
 
 def refuse_elsewhere() -> None:
-    """Say where it works, where it does not."""
     if not (PROC / "self" / "status").is_file():
         raise OffbeatError("the network benchmark reads memory and processor time from /proc; run it on Linux")
 

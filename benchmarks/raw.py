@@ -1,8 +1,8 @@
-"""Owns the limit that a server is held against: the same bytes over bare sockets, and the same waits for the disk.
+"""Owns the limit that a server is compared with: the same bytes over plain sockets, and the same syncs to the disk.
 
 One server process with a thread per worker, and as many worker processes as there are workers. A worker pulls x,
-pushes as many bytes back, and waits for one byte: by then they are in a file that is synced, and so is a small record
-in another. Nothing is checked, parsed, hashed, decided or mixed.
+pushes as many bytes back, and waits for one byte: by then the bytes are in a synced file, and a small record is in
+another. Nothing is checked, parsed, hashed, decided or mixed.
 """
 
 import argparse
@@ -21,7 +21,7 @@ PULL, DONE = b"p", b"d"
 
 
 class RawServer:
-    """Sends x, takes updates."""
+    """Sends x and stores updates."""
 
     def __init__(self, size: int, folder: Path, *, sync: bool) -> None:
         self.x = memoryview(bytearray(os.urandom(PIECE) * (size // PIECE + 1)))[:size]
@@ -30,7 +30,7 @@ class RawServer:
         self._lock = threading.Lock()
 
     def serve(self, listener: socket.socket) -> None:
-        """One thread per worker, until the process is ended."""
+        """Serve with one thread per worker, until the process is ended."""
         number = 0
         while True:
             line, _ = listener.accept()
@@ -71,9 +71,9 @@ class RawServer:
 
 
 def work(port: int, size: int, stop: Path, outbox: Path | None) -> list[tuple[float, float]]:
-    """Pull and push until the file `stop` is there; when each update was acknowledged, and after how long.
+    """Pull and push until the file `stop` exists; returns when each update was acknowledged, and after how long.
 
-    With an outbox, what is pushed is first brought to the worker's own disk, as our workers do it.
+    With an outbox, an update is first synced to the worker's own disk, as our workers do.
     """
     noted: list[tuple[float, float]] = []
     model = memoryview(bytearray(size))
@@ -101,7 +101,7 @@ def _keep(path: Path, model: memoryview) -> None:
 
 
 def main() -> None:
-    """From the command line: a server says its port in a file; a worker leaves what it noted in one."""
+    """Run a server, which writes its port to the file, or a worker, which writes its notes to it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=["server", "worker"])
     parser.add_argument("size", type=int)

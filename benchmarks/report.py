@@ -1,4 +1,4 @@
-"""Owns how results are shown: in words on a terminal, as a Markdown table, and against what was recorded before."""
+"""Owns how results are shown: as text, as Markdown tables, and compared with recorded ratios."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,13 +7,13 @@ from benchmarks.bars import BARS, Bar
 from benchmarks.results import Figure, Note, Results
 
 GROSS = 0.5
-"""A ratio below this share of the recorded one is a gross regression; less than that may be a busy machine."""
+"""A ratio below this share of the recorded one is a gross regression; a smaller loss may be a busy machine."""
 MARKS = {True: "met", False: "not met", None: "not measured"}
 HEADINGS = ("what", "here", "held against", "there", "ratio", "bar", "")
 
 
 def words(results: Results, machine: Mapping[str, Any]) -> str:
-    """The bars, then everything else, as lines of text."""
+    """The bars, then all other figures, as lines of text."""
     rows = list(_rows(results))
     widths = [max(len(row[column]) for row in [HEADINGS, *rows]) for column in range(len(HEADINGS))]
     lines = [_line(row, widths) for row in [HEADINGS, *rows]]
@@ -43,7 +43,7 @@ def about(machine: Mapping[str, Any]) -> str:
 
 
 def regressions(found: Mapping[str, Any], recorded: Mapping[str, float]) -> list[str]:
-    """Where a ratio is below half of the recorded one; a figure that was not measured is none.
+    """A line for every ratio below half of the recorded one; a figure that was not measured is no regression.
 
     >>> regressions({"a": {"ratio": 0.4}, "b": {"ratio": 0.6}, "c": {"ratio": None}}, {"a": 1.0, "b": 1.0, "c": 1.0})
     ['a: the ratio is 0.4, less than half of the recorded 1']
@@ -57,13 +57,13 @@ def regressions(found: Mapping[str, Any], recorded: Mapping[str, float]) -> list
 
 
 def ratios(found: Mapping[str, Any]) -> dict[str, float]:
-    """What is worth recording of a result: what another run, on a busier machine, can be held against."""
+    """The ratios that are worth recording: those that are comparable on a busier machine."""
     steady = [key for key, bar in BARS.items() if bar.steady and key in found]
     return {key: found[key]["ratio"] for key in steady if found[key]["ratio"] is not None}
 
 
 def number(value: float | None) -> str:
-    """A number that can be read.
+    """A number in three digits, or a whole one with thousands separators.
 
     >>> number(12345.6), number(0.01234), number(None)
     ('12,346', '0.0123', '-')

@@ -1,7 +1,7 @@
-"""Owns what a run of the benchmark found: a figure for every bar, other figures beside them, and what was left out.
+"""Owns the results of a run: a figure for every bar, notes beside them, and what was left out.
 
 Rules kept here:
-- Every bar of the parts that were run has its key in the result, measured or not; why not is said.
+- Every bar of the parts that were run has its key in the result; one without a figure has the reason.
 - `as_json` holds plain values only.
 """
 
@@ -15,7 +15,7 @@ DIGITS = 4
 
 
 class Figure(NamedTuple):
-    """What was found; None where it was not measured."""
+    """The figure of a bar; None where it was not measured."""
 
     value: float | None = None
     reference: float | None = None
@@ -23,7 +23,7 @@ class Figure(NamedTuple):
     why_not: str | None = None
 
     def met(self, bar: Bar) -> bool | None:
-        """Is the bar reached? None where nobody knows."""
+        """Is the bar reached? None where it was not measured."""
         return None if self.ratio is None else bar.met(self.ratio)
 
 
@@ -47,42 +47,42 @@ class Results:
         self.skipped: list[str] = []
 
     def put(self, key: str, value: float, reference: float | None = None, ratio: float | None = None) -> None:
-        """The figure of a bar; without a reference it is held against the bar itself."""
+        """Set the figure of a bar; without a reference it is compared with the bar itself."""
         bar = BARS[key]
         reference = bar.bar if reference is None else reference
         self.figures[key] = Figure(value, reference, bar.ratio(value, reference) if ratio is None else ratio)
 
     def put_turns(self, key: str, turns: Turns, ours: str, other: str) -> None:
-        """The figure of a bar, from contestants that took turns."""
+        """Set the figure of a bar, from contestants that took turns."""
         self.put(key, turns.median(ours), turns.median(other), turns.ratio(ours, other))
 
     def note(self, name: str, value: float, unit: str, reference: float | None = None) -> None:
-        """A figure beside those of the bars."""
+        """Add a figure that has no bar."""
         self.notes.append(Note(name, value, unit, reference, None if not reference else value / reference))
 
     def note_turns(self, name: str, unit: str, turns: Turns, ours: str, other: str) -> None:
-        """A figure beside those of the bars, from contestants that took turns."""
+        """Add a figure that has no bar, from contestants that took turns."""
         self.notes.append(Note(name, turns.median(ours), unit, turns.median(other), turns.ratio(ours, other)))
 
     def skip(self, why: str, *keys: str) -> None:
-        """Say that something is left out, and which bars have no figure because of it."""
+        """Record what is left out and why, and the bars that have no figure because of it."""
         self.skipped.append(why)
         for key in keys:
             self.figures[key] = Figure(why_not=why)
 
     def give_up(self, part: str, why: str) -> None:
-        """A part went wrong: what it has not measured stays open, and why is said."""
+        """Record why a part failed; bars that it has measured keep their figures."""
         self.skip(why, *(bar.key for bar in PARTS.get(part, ()) if self.figures[bar.key] == Figure()))
 
     def close(self, part: str) -> None:
-        """A part is over: what it left open was not asked for."""
+        """End a part: bars without a figure were not asked for, and get the reason."""
         for bar in PARTS[part]:
             if self.figures[bar.key] == Figure():
                 why = "a peer, and --peers was not given" if bar.reference in PEERS else "not measured at this size"
                 self.figures[bar.key] = Figure(why_not=why)
 
     def as_json(self, machine: Mapping[str, Any]) -> dict[str, Any]:
-        """One key per bar, and what else is known."""
+        """One key per bar, then `notes`, `skipped` and `machine`."""
         figures = {key: _plain(figure, BARS[key]) for key, figure in self.figures.items()}
         notes = {note.name: _rounded(note._asdict(), leave_out="name") for note in self.notes}
         return {**figures, "notes": notes, "skipped": self.skipped, "machine": dict(machine)}
@@ -99,7 +99,7 @@ def _rounded(facts: Mapping[str, Any], leave_out: str) -> dict[str, Any]:
 
 
 def _round(value: Any) -> Any:
-    """Four digits that count.
+    """Rounded to four significant digits.
 
     >>> _round(1234.567), _round(0.00123456)
     (1235.0, 0.001235)

@@ -1,4 +1,4 @@
-"""Owns a run of the benchmark: which parts, in which order, where their files go."""
+"""Owns a run of the benchmark: which parts are measured, in which order, and where their files go."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from benchmarks.turns import Tell, silent
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
 
 MODULES = {"peers": "beside_peers"}
-"""Where a part's module has another name than the part: `peers` is the folder of the peers' scripts."""
+"""Parts whose module has another name: `peers` is the folder of the peers' scripts."""
 EXTRAS = {
     "numba": "fast",
     "torch": "torch",
@@ -27,18 +27,17 @@ EXTRAS = {
 
 
 class Bench(NamedTuple):
-    """What came out."""
+    """Results, and the machine that they are of."""
 
     results: Results
     machine: dict[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        """One object."""
         return self.results.as_json(self.machine)
 
 
 def bench(parts: Sequence[str], scale: Scale, folder: Path, *, peers: bool = False, tell: Tell = silent) -> Bench:
-    """Run these parts one after the other; files go under `folder`, and are removed again."""
+    """Run these parts one after the other; their files go under `folder`, and are removed afterwards."""
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
         raise InvalidValue(f"there is no benchmark {unknown[0]!r}; use {', '.join(PARTS)} or all")
@@ -48,7 +47,7 @@ def bench(parts: Sequence[str], scale: Scale, folder: Path, *, peers: bool = Fal
         for part, run in ready.items():
             try:
                 run(results, scale, tell, folder if part == "peers" else Path(scratch))
-            except Exception as error:  # what was measured before, and what comes after, is worth having
+            except Exception as error:  # the figures before and after this part are kept
                 kind = "" if isinstance(error, OffbeatError) else f"{type(error).__name__}: "
                 results.give_up(part, f"{part}: {kind}{error}")
     for part in parts:
@@ -65,7 +64,7 @@ def _scratch(folder: Path) -> "tempfile.TemporaryDirectory[str]":
 
 
 def _imported(part: str) -> Callable[[Results, Scale, Tell, Path], None]:
-    """The benchmark of a part; what it needs beyond Offbeat itself is an extra."""
+    """The benchmark of a part; a library that is missing is named with the extra that installs it."""
     try:
         module = import_module(f"benchmarks.{MODULES.get(part, part)}")
     except ModuleNotFoundError as error:

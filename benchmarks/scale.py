@@ -1,4 +1,4 @@
-"""Owns how much is measured: everything, a minute's worth, or as little as shows that it works."""
+"""Owns how much is measured: everything, or as much as takes a minute."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ class Scale:
     """Sizes, counts and seconds of one run of the benchmark."""
 
     turns: int
-    """Times that every contestant runs."""
+    """How often every contestant runs."""
     kernel_sizes: tuple[int, ...]
     kernel_queued: tuple[int, ...]
-    """Updates that wait when a pass begins."""
+    """Numbers of updates that are queued when a pass begins."""
     kernel_s: float
-    """A kernel that is faster than this runs again within its turn."""
+    """A kernel runs again within its turn until this time is over."""
     sim_epochs: int
     """Of one small simulation, and of every seed of a comparison."""
     sim_plain_tasks: int
@@ -30,14 +30,14 @@ class Scale:
     """Seconds for which updates are counted."""
     net_turns: int
     net_variants: bool
-    """Without durability and with TLS, too?"""
+    """Whether to measure without durability and with TLS as well."""
     idle_workers: int
     startup_turns: int
     peer_turns: int = 2
     peer_net_s: float = 20.0
     """Seconds for which a peer's updates are counted; they are few."""
     peer_s: float = 300.0
-    """A peer that has not answered by then is given up."""
+    """A peer that has not finished by then is given up."""
 
 
 FULL = Scale(

@@ -1,4 +1,4 @@
-"""Owns the exchanges that are measured: our server and our workers, and the raw one of the same bytes."""
+"""Owns the two exchanges that are measured: our server and workers, and the raw exchange of the same bytes."""
 
 import ssl
 from collections.abc import Callable, Iterator
@@ -42,18 +42,18 @@ task = Untrained()
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to reach a server with TLS; without it, nothing is needed."""
+    """Options and token for a server with TLS; without TLS there are none."""
 
     server: tuple[str, ...] = ()
     workers: tuple[tuple[str, ...], ...] = ((),) * WORKERS
-    """One worker's options each: a token is one worker's own."""
+    """The options of every worker: each has a token of its own."""
     token: str | None = None
     context: ssl.SSLContext | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server that runs."""
+    """A running server."""
 
     process: Process
     url: str
@@ -69,7 +69,7 @@ class Served:
 def serving(
     folder: Path, size: int, *options: str, devices: int = WORKERS, durable: bool = True, access: Access | None = None
 ) -> Iterator[Served]:
-    """`offbeat serve` with a model of so many parameters that nobody trains."""
+    """Run `offbeat serve` with a model of `size` parameters that is not trained."""
     access = access or Access()
     task, log, where = folder / "task.py", folder / "server.log", folder / "run" / "server.json"
     task.write_text(TASK.format(size=size, devices=devices))
@@ -86,7 +86,7 @@ def serving(
 
 
 def ours(folder: Path, size: int, seconds: float, *, durable: bool = True, tls: bool = False) -> Measured:
-    """Our server and eight of our workers."""
+    """Measure our server and eight of our workers."""
     folder.mkdir()
     access = _access(folder / "access") if tls else Access()
     notes = [folder / f"notes-{number}.json" for number in range(WORKERS)]
@@ -104,7 +104,7 @@ def ours(folder: Path, size: int, seconds: float, *, durable: bool = True, tls: 
 
 
 def raw(folder: Path, size: int, seconds: float, *, durable: bool = True, outbox: bool = False) -> Measured:
-    """The raw exchange of as many bytes; with `outbox`, workers bring their updates to the disk, too."""
+    """Measure the raw exchange of as many bytes; with `outbox`, workers sync their updates to the disk, too."""
     folder.mkdir()
     module, log, port, stop = "benchmarks.raw", folder / "server.log", folder / "port", folder / "stop"
     notes = [folder / f"notes-{number}.json" for number in range(WORKERS)]
@@ -151,6 +151,6 @@ def _until(process: Process, holds: Callable[[], bool]) -> None:
     left = WARM_S
     while not holds():
         if process.poll() is not None or left <= 0:
-            raise OffbeatError(f"a server of the benchmark took no update of every worker in {WARM_S:g} s")
+            raise OffbeatError(f"not every worker of the benchmark had an update accepted in {WARM_S:g} s")
         pause(process, LOOK_S)
         left -= LOOK_S

@@ -29,29 +29,26 @@ from offbeat.train.task import Task
 DEVICES = 100
 DEVICE_MODELS = {"uniform": "uniform:0.5,1.5", "lognormal": "lognormal:1.5"}
 NEVER = 10**9
-"""Epochs between evaluations, which a plain loop does not do either."""
+"""Epochs between evaluations: the plain loop does none either."""
 
 
 class Untrained:
-    """As large as the perceptron, and trained in no time: what is left is the simulator itself."""
+    """A task as large as the perceptron that trains nothing: its run time is that of the simulator itself."""
 
     devices = DEVICES
 
     def initial(self, seed: int) -> dict[str, Array]:
-        """Zeros."""
         return {"x": np.zeros(64 * 32 + 32 + 32 * 10 + 10 + 0 * seed, np.float32)}
 
     def train(self, model: Model, work: Work) -> Trained:  # noqa: ARG002 (nothing is trained)
-        """Nothing."""
         return Trained(samples=10, gradients=10)
 
     def evaluate(self, model: Model) -> dict[str, float]:  # noqa: ARG002
-        """Nothing."""
         return {}
 
 
 def run(results: Results, scale: Scale, tell: Tell, folder: Path) -> None:
-    """Small models, large models, and events without any training."""
+    """Measure small models, large models, and events without training."""
     _small(results, scale, tell, folder)
     large.run(results, scale, tell)
     events.run(results, scale, tell, folder)
@@ -68,7 +65,7 @@ def _small(results: Results, scale: Scale, tell: Tell, folder: Path) -> None:
         "untrained": lambda: simulated(Untrained(), "lognormal", scale.sim_epochs, {}),
     }
     plain.rate(1)
-    simulated(task, "uniform", DEVICES, {})  # what is done once, is done
+    simulated(task, "uniform", DEVICES, {})  # compiles and loads once, before anything is measured
     turns = take_turns(contestants, scale.turns, tell, "sim S")
     for name in (*DEVICE_MODELS, "comparison"):
         results.put_turns(f"sim_s_{name}", turns, name, "plain")
@@ -79,7 +76,7 @@ def _small(results: Results, scale: Scale, tell: Tell, folder: Path) -> None:
 
 
 def simulated(task: AnyTask, name: str, epochs: int, lanes: dict[str, float]) -> float:
-    """Tasks per second of one run; how many trained at once, in the mean, is left in `lanes`."""
+    """Tasks per second of one run; the mean number of trainings at once is put into `lanes`."""
     settings: dict[str, Any] = {"in_flight_max": DEVICES, "epochs": epochs, "evaluate_every": NEVER}
     executor = "auto" if isinstance(task, Task) else Inline.name
     summary = simulate(task, device_model=DEVICE_MODELS[name], executor=executor, **settings).summary

@@ -17,7 +17,7 @@ COMMANDS = {"help": ("--help",), "first_epoch": ("simulate", "digits", "--epochs
 
 
 def run(results: Results, scale: Scale, tell: Tell, folder: Path) -> None:
-    """Start each so many times; once before, so that bytecode and compiled loops are there, as after a day of use."""
+    """Start each command several times; the first start, which fills caches, is not measured."""
     for arguments in COMMANDS.values():
         starts_per_s(arguments, folder)
     contestants = {name: partial(starts_per_s, arguments, folder) for name, arguments in COMMANDS.items()}
@@ -28,7 +28,7 @@ def run(results: Results, scale: Scale, tell: Tell, folder: Path) -> None:
 
 
 def starts_per_s(arguments: tuple[str, ...] | None, folder: Path) -> float:
-    """How often per second a command could be run, until it says what it was asked for."""
+    """Runs per second of a command, each until its first line of output."""
     command = [sys.executable, *(("-c", "print()") if arguments is None else ("-m", "offbeat", *arguments))]
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     log, begun = folder / "start.log", perf_counter()
@@ -38,7 +38,7 @@ def starts_per_s(arguments: tuple[str, ...] | None, folder: Path) -> float:
         )
         with process:
             out: Any = process.stdout
-            said = out.readline()  # a run says nothing here before its end
+            said = out.readline()  # a simulation prints its first line at its end
             took = perf_counter() - begun
             out.read()
     if process.returncode or not said:

@@ -1,4 +1,4 @@
-"""Owns the tasks that simulations are measured with; their data are drawn, for nothing is learnt from them here."""
+"""Owns the tasks that simulations are measured with; their data are random, for only speed counts."""
 
 from functools import partial
 
@@ -27,13 +27,12 @@ class SmallCNN(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores of the classes."""
         scores: Tensor = self.layers(images)
         return scores
 
 
 def small_cnn(iterations: int = 10, batch_size: int = 20) -> Task:
-    """M."""
+    """M: a convolutional network of about a million parameters."""
     return _images(SmallCNN, (1, 28, 28), batch_size, iterations)
 
 

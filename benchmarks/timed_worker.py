@@ -1,7 +1,7 @@
 """Owns a worker process that notes when each of its updates was acknowledged, and how long that took.
 
-It is the worker that `offbeat work` runs, with a clock around `push`: from the first byte to the acknowledgement. What
-it noted goes to a file when it ends: [[moment, seconds], ...], on the clock that all processes of a machine share.
+It is the worker that `offbeat work` runs, with a clock around `push`: from the first byte to the acknowledgement. When
+it ends, it writes its notes to a file: [[moment, seconds], ...], on the clock that all processes of a machine share.
 """
 
 import argparse
@@ -26,7 +26,6 @@ class TimedCalls(Calls):
     noted: list[tuple[float, float]]
 
     def push(self, finished: Finished, *, resume: bool = False) -> Acknowledgement:
-        """Push, with a clock around it."""
         begun = monotonic()
         answer = super().push(finished, resume=resume)
         now = monotonic()
@@ -35,7 +34,7 @@ class TimedCalls(Calls):
 
 
 def work(task: str, settings: WorkerSettings, folder: Path, notes: Path) -> None:
-    """Work until told to stop, then write down what was noted."""
+    """Work until told to stop, then write the notes."""
     http = Http(settings.address, common_headers(settings.token), settings.context(), settings.timeouts)
     with Outbox(folder, name=settings.name) as outbox:
         calls = TimedCalls(http, Hello(outbox.name(), identity(task), settings.device))
@@ -51,7 +50,6 @@ def work(task: str, settings: WorkerSettings, folder: Path, notes: Path) -> None
 
 
 def main() -> None:
-    """From the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("task", "server", "folder", "notes", "name"):
         parser.add_argument(name)

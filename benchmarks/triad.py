@@ -1,8 +1,8 @@
-"""Owns the limit that mixing is held against: out = w + s * x, as fast as this machine can move three vectors.
+"""Owns the limit that mixing is compared with: out = w + s * x, as fast as this machine can move three vectors.
 
 It is STREAM's triad, in float32: two vectors are read and one is written, as when one update is mixed out of place. On
-several threads it is spread in two ways, by numba itself and over a pool of threads; whichever is faster is the limit.
-Numba's own threads wait for each other in a loop, which is best where nothing else runs, and worst where much does.
+several threads it is spread in two ways, by numba itself and over a pool of threads; the faster one is the limit.
+Numba's own threads wait for each other in a loop, which is best on an idle machine and worst on a busy one.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Triad = Callable[[Vector, Vector, Vector], None]
 
 
 class Compiled(NamedTuple):
-    """The loop, compiled twice."""
+    """The loop, compiled for one thread and for several."""
 
     serial: Triad
     spread: Triad
@@ -32,7 +32,7 @@ class Compiled(NamedTuple):
 
 
 def triads(threads: int, pool: ThreadPoolExecutor) -> list[Triad]:
-    """The ways to run it on so many threads; `pool` has one less."""
+    """The ways to run it on this many threads; `pool` has one thread less."""
     compiled = _compiled()
     if threads == 1:
         return [compiled.serial]

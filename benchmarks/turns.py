@@ -1,7 +1,7 @@
-"""Owns how contestants are measured beside each other: in turns, so that a busy machine slows all of them alike.
+"""Owns how contestants are compared: in turns, so that a busy machine slows all of them.
 
 Rules kept here:
-- Every contestant runs once in every turn, and each turn another one goes first.
+- Every contestant runs once in every turn, and a different one goes first each turn.
 - A figure is the median over the turns; a ratio is the median of the ratios within a turn.
 """
 
@@ -10,23 +10,23 @@ from statistics import median
 from time import perf_counter
 
 Contestant = Callable[[], float]
-"""Runs once and answers how fast it was: more is better."""
+"""Runs once and returns its speed: more is better."""
 Tell = Callable[[str], None]
-"""Hears what is measured now."""
+"""Is told what is measured now."""
 
 
 def silent(_what: str) -> None:
-    """Tells nobody."""
+    """A `Tell` that shows nothing."""
 
 
 class Turns:
-    """What every contestant reached in every turn."""
+    """The speed of every contestant in every turn."""
 
     def __init__(self, seen: Mapping[str, list[float]]) -> None:
         self.seen = seen
 
     def median(self, name: str) -> float:
-        """What a contestant reached.
+        """The median speed of a contestant.
 
         >>> Turns({"ours": [3.0, 1.0, 2.0]}).median("ours")
         2.0
@@ -34,7 +34,7 @@ class Turns:
         return median(self.seen[name])
 
     def ratio(self, ours: str, other: str) -> float:
-        """How many times as fast as the other one.
+        """The median, over the turns, of how many times as fast as the other one it was.
 
         >>> Turns({"ours": [2.0, 40.0, 3.0], "other": [1.0, 10.0, 1.0]}).ratio("ours", "other")
         3.0
@@ -43,7 +43,7 @@ class Turns:
 
 
 def take_turns(contestants: Mapping[str, Contestant], turns: int, tell: Tell = silent, what: str = "") -> Turns:
-    """Let all of them run, so many times."""
+    """Let every contestant run once per turn."""
     names = [*contestants]
     seen: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(turns):
@@ -55,7 +55,7 @@ def take_turns(contestants: Mapping[str, Contestant], turns: int, tell: Tell = s
 
 
 def rate(run: Callable[[], object], amount: float, at_least_s: float = 0.0) -> float:
-    """How much of `amount` is done per second; what takes less than `at_least_s` is done again."""
+    """`amount` times the runs per second; it runs again until `at_least_s` is over."""
     begun, count = perf_counter(), 0
     while True:
         run()

@@ -1,7 +1,7 @@
-"""Owns a way to run a program of Offbeat's without durability: nothing is brought to the disk on purpose.
+"""Owns a way to run a program of Offbeat's without durability: nothing is synced to the disk.
 
-There is no such setting: an acknowledged update is on the disk. This is here to tell what that costs, and for nothing
-else. `python -m benchmarks.unsynced MODULE ARGUMENTS` runs a module with it.
+There is no such setting: an acknowledged update is on the disk. This is only here to measure what that costs.
+`python -m benchmarks.unsynced MODULE ARGUMENTS` runs a module with it.
 """
 
 import os
@@ -14,7 +14,7 @@ from offbeat.storage.ledger import Ledger
 
 
 def without_fsync() -> None:
-    """From here on, this process waits for no disk."""
+    """Make every fsync of this process do nothing."""
     os.fsync = _nothing
     durably = Ledger.open.__func__  # type: ignore[attr-defined]
 
@@ -25,7 +25,7 @@ def without_fsync() -> None:
 
 
 def _nothing(fd: Any) -> None:
-    """In place of waiting for the disk."""
+    """Stands in for os.fsync."""
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def train(module: nn.Module, data: tuple[Tensor, Tensor]) -> None:
 
 
 class Untrained(nn.Module):
-    """So many megabytes of parameters."""
+    """A model of this many megabytes that is never trained."""
 
     def __init__(self, mb: int = 10) -> None:
         super().__init__()
@@ -54,5 +54,5 @@ class Untrained(nn.Module):
         self.parts = nn.ParameterList([nn.Parameter(torch.randn(size)) for _ in range(PARTS)])
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Nothing that anybody asks for."""
+        """The inputs: no output is needed."""
         return inputs

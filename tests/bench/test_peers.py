@@ -138,7 +138,11 @@ def test_a_peer_that_cannot_be_installed_is_left_out(scripts: Path, tmp_path: Pa
 @pytest.mark.usefixtures("ours")
 @pytest.mark.parametrize(
     ("program", "why"),
-    [("pass", "it said nothing"), ("print('words')", "it did not say a figure"), ("print('{}')", "it did not say")],
+    [
+        ("pass", "it printed nothing"),
+        ("print('words')", "it printed no figure"),
+        ("print('{}')", "it printed no figure"),
+    ],
 )
 def test_what_is_no_figure_is_said(scripts: Path, tmp_path: Path, program: str, why: str) -> None:
     (scripts / "appfl_sim.py").write_text(program)
