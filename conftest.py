@@ -8,7 +8,10 @@ import warnings
 from importlib import import_module
 from importlib.util import find_spec
 
-collect_ignore_glob = ["benchmarks/flower_*", "benchmarks/peers/*"]  # they need what no environment of ours has
+collect_ignore_glob = [
+    "benchmarks/flower_*",
+    "benchmarks/peers/*",
+]  # scripts for the environments of Flower and other peers
 if not find_spec("flwr"):
     collect_ignore_glob += ["tests/flower/*", "src/offbeat/flower/*"]
 

@@ -45,17 +45,14 @@ class Pull:
     """A task that costs nothing: every device pulls the model towards its own number, and now and then pushes NaN."""
 
     def initial(self, seed: int) -> Mapping[str, Array]:
-        """One number."""
         return {"x": np.full(1, seed % 7, np.float32)}
 
     def train(self, model: Model, work: Work) -> Trained:
-        """Halfway there."""
         broken = draws.uniform(work.seed, BROKEN, work.device, work.number) < BROKEN_RATE
         model["x"][:] = np.nan if broken else (model["x"] + np.float32(work.device)) / 2
         return Trained(samples=1 + work.device, gradients=3)
 
     def evaluate(self, model: Model) -> Mapping[str, float]:
-        """The number."""
         return {"x": float(model["x"][0])}
 
 
@@ -117,13 +114,13 @@ class Watch:
     coordinator: Coordinator
     events: list[Event] = field(default_factory=list)
     answers: list[bool] = field(default_factory=list)
-    """What `available` said, in order: the coordinator's only other input."""
+    """The answers of `available`, in order: the coordinator's only other input."""
     applied: dict[int, int] = field(default_factory=dict)
     duplicates: int = 0
     outcomes: Counter[Outcome] = field(default_factory=Counter)
 
     def record(self, event: Event, commands: list[Command]) -> None:
-        """Check one step."""
+        """Check one event and its commands."""
         self.events.append(event)
         check(self.coordinator)
         for command in commands:
@@ -140,7 +137,7 @@ class Watch:
             raise InvariantBroken(f"task {decision.lease.task} was applied twice:\n{story}")
         self.applied[decision.lease.task] = decision.t
         if decision.staleness != decision.t - 1 - decision.lease.tau or decision.outcome is not Outcome.APPLIED:
-            raise InvariantBroken(f"not what its lease says: {decision}")
+            raise InvariantBroken(f"the decision does not fit its lease: {decision}")
         if decision.staleness > self.coordinator.plan.bound():
             raise InvariantBroken(f"staleness above its bound was accepted: {decision}")
 
@@ -198,12 +195,12 @@ def run(seed: int) -> Watch:
                 restart_after += 400
                 engine.coordinator = watch.coordinator = _restarted(watch, seed, available)
     if watch.coordinator.t < EPOCHS:
-        raise InvariantBroken(f"nothing was left to happen at epoch {watch.coordinator.t} of {EPOCHS}")
+        raise InvariantBroken(f"no event was left at epoch {watch.coordinator.t} of {EPOCHS}")
     return watch
 
 
 def _restarted(watch: Watch, seed: int, available: object) -> Coordinator:
-    """A new coordinator, led through all that happened."""
+    """A new coordinator that has handled all recorded events."""
     old, said = watch.coordinator, iter(list(watch.answers))
     new = Coordinator(old.rule, old.plan, old.scheduler, seed=seed, available=lambda _worker, _at: next(said))
     for event in watch.events:
@@ -227,7 +224,7 @@ def _restarted(watch: Watch, seed: int, available: object) -> Coordinator:
 
 
 def main(arguments: list[str]) -> None:
-    """Replay one seed, loudly."""
+    """Replay one seed, and print what happened."""
     watch = run(int(arguments[0]))
     c = watch.coordinator
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(watch.outcomes.items()))
