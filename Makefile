@@ -10,7 +10,7 @@ FLOWER_READY := $(FLOWER)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: demo test test-slow test-flower check coverage clean
+.PHONY: demo test test-slow test-flower check coverage bench clean
 
 demo: $(READY) ## a real server and six real workers, one of them killed
 	@$(BIN)/offbeat demo
@@ -32,6 +32,9 @@ check: $(READY) ## style, types, import contracts
 
 coverage: $(READY) ## which lines no test runs
 	@$(BIN)/pytest -q -m "not slow" --cov --cov-report=term-missing
+
+bench: $(READY) ## how fast Offbeat is on this machine; options in ARGS, say ARGS="--quick --json"
+	@$(BIN)/python -m benchmarks all $(ARGS)
 
 clean: ## remove the environments
 	rm -rf $(VENV) $(FLOWER)

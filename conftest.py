@@ -8,7 +8,12 @@ import warnings
 from importlib import import_module
 from importlib.util import find_spec
 
-collect_ignore_glob = [] if find_spec("flwr") else ["tests/flower/*", "src/offbeat/flower/*"]
+collect_ignore_glob = [
+    "benchmarks/flower_*",
+    "benchmarks/peers/*",
+]  # scripts for the environments of Flower and other peers
+if not find_spec("flwr"):
+    collect_ignore_glob += ["tests/flower/*", "src/offbeat/flower/*"]
 
 if find_spec("flwr"):
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}

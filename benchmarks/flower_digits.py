@@ -5,7 +5,7 @@ Run it in the environment of `make test-flower`:
     .venv-flower/bin/python -m benchmarks.flower_digits [--seconds 180] [--repeats 2] [--png OUT.png]
 
 A real SuperLink and four SuperNodes on this machine; three of them wait after each training, as slower machines would
-take longer. The strategies take turns on the same fleet, so that a busy machine is busy for both.
+take longer. The strategies take turns on the same fleet, so that a busy machine slows both.
 """
 
 import argparse
@@ -23,7 +23,7 @@ DELAYS_S = (0.0, 2.0, 6.0, 20.0)
 LEVELS = (0.8, 0.9, 0.95)
 LR = 0.1
 SLACK_S = 300.0
-"""For starting, and for the last round."""
+"""Extra time for the start, and for the last round."""
 
 Curve = list[tuple[float, int, float]]
 """Seconds, epoch or round, accuracy."""
@@ -49,12 +49,12 @@ def measured(link: SuperLink, app: Path, strategy: str, seconds: float, out: Pat
 
 
 def reached(curve: Curve, level: float) -> float | None:
-    """When an accuracy was first seen."""
+    """Seconds until an accuracy was first reached."""
     return next((at for at, _, accuracy in curve if accuracy >= level), None)
 
 
 def told(strategy: str, curve: Curve) -> str:
-    """One run, a line."""
+    """One line about one run."""
     times = ((level, reached(curve, level)) for level in LEVELS)
     levels = ", ".join(f"{level:.0%} {'never' if at is None else f'after {at:.0f} s'}" for level, at in times)
     at, t, accuracy = curve[-1]
@@ -85,7 +85,6 @@ def draw(curves: dict[str, list[Curve]], path: Path) -> None:
 
 
 def main() -> None:
-    """Measure, print, draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=180.0)
     parser.add_argument("--repeats", type=int, default=2)

@@ -1,6 +1,6 @@
-"""The ServerApp of the comparison on Flower: either strategy on the same model, evaluated alike, and when.
+"""The ServerApp of the comparison on Flower: either strategy on the same model, with the same evaluation.
 
-benchmarks/flower_digits.py puts it into a copy of examples/flower_digits, in the place of the server_app.py there.
+benchmarks/flower_digits.py copies it over the server_app.py in a copy of examples/flower_digits.
 """
 
 import json
@@ -27,7 +27,7 @@ class OverError(Exception):
 
 @app.main()  # type: ignore[untyped-decorator]
 def main(grid: Grid, context: Context) -> None:
-    """Wait for the fleet, run one strategy for so long, and write (seconds, epoch or round, accuracy) to a file."""
+    """Wait for the fleet, run one strategy for `until-s`, and write (seconds, epoch or round, accuracy) to a file."""
     config = context.run_config
     nodes, until_s, begun = int(config["nodes"]), float(config["until-s"]), [0.0]
     curve: list[tuple[float, int, float]] = []

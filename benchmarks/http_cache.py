@@ -1,4 +1,4 @@
-"""What a cache in front takes off the server: many pulls of one model, straight from the server and through nginx.
+"""How much work a cache in front saves the server: many pulls of one model, directly and through nginx.
 
     python benchmarks/http_cache.py [--pulls 50] [--at-once 10] [--megabytes 10]
 
@@ -65,7 +65,7 @@ http {{
 
 @contextmanager
 def running(command: list[str], folder: Path) -> Iterator[psutil.Process]:
-    """A child, until the block ends."""
+    """Run a program until the block ends."""
     with (folder / "log").open("ab") as log:
         child = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)  # noqa: S603 (ours)
     try:
@@ -76,11 +76,11 @@ def running(command: list[str], folder: Path) -> Iterator[psutil.Process]:
 
 
 def wait_for(path: Path, process: psutil.Process) -> str:
-    """The URL of a server, once it is there."""
+    """The URL of a server, once it has started."""
     until = time.monotonic() + START_S
     while not path.is_file():
         if time.monotonic() > until or process.status() == psutil.STATUS_ZOMBIE:
-            raise TimeoutError(f"the server does not start: {(path.parents[1] / 'log').read_text()}")
+            raise TimeoutError(f"the server did not start: {(path.parents[1] / 'log').read_text()}")
         time.sleep(LOOK_S)
     return str(json.loads(path.read_text())["url"])
 
@@ -92,11 +92,11 @@ def wait_for_port(port: int) -> None:
             if one.connect_ex(("127.0.0.1", port)) == 0:
                 return
         time.sleep(LOOK_S)
-    raise TimeoutError("nginx does not start")
+    raise TimeoutError("nginx did not start")
 
 
 def configured(folder: Path, server: str, access: Path) -> tuple[list[str], int]:
-    """How to start nginx before this server, and at which port it will be."""
+    """The command that starts nginx in front of this server, and its port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(free.getsockname()[1])
     facts = {
@@ -120,14 +120,14 @@ def configured(folder: Path, server: str, access: Path) -> tuple[list[str], int]
 
 
 class Place:
-    """A server and what it says of itself."""
+    """A server, its tokens and its own figures."""
 
     def __init__(self, access: Path, tokens: dict[str, str], server: str, process: psutil.Process) -> None:
         self.tokens, self.server, self.process = tokens, server, process
         self.trust = ssl.create_default_context(cafile=access / "ca.pem")
 
     def get(self, url: str, path: str, token: str) -> bytes:
-        """On a connection of its own, as a worker that has just come."""
+        """Fetch over a new connection, as a worker that has just joined does."""
         where = urlsplit(url)
         connection = HTTPSConnection(where.hostname or "", where.port, timeout=START_S, context=self.trust)
         connection.request("GET", path, headers={"Authorization": f"Bearer {self.tokens[token]}"})
@@ -150,7 +150,7 @@ class Place:
 
 
 def measured(place: Place, url: str, path: str, pulls: int, at_once: int) -> dict[str, float]:
-    """What so many pulls cost the server."""
+    """What the pulls cost the server."""
     sent, cpu_s, began = place.sent(), place.cpu_s(), time.monotonic()
     with ThreadPoolExecutor(at_once) as pool:
         sizes = set(pool.map(lambda _: len(place.get(url, path, "viewer")), range(pulls)))
@@ -165,7 +165,6 @@ def measured(place: Place, url: str, path: str, pulls: int, at_once: int) -> dic
 
 
 def main() -> None:
-    """Print both."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--pulls", type=int, default=50)
     arguments.add_argument("--at-once", type=int, default=10)
@@ -189,7 +188,7 @@ def main() -> None:
         place = Place(access, tokens, server, process)
         run = json.loads((folder / "run" / "server.json").read_text())["run"]
         path = f"/v1/runs/{run}/models/0"
-        for where, url in (("straight", server), ("through nginx", f"https://localhost:{port}")):
+        for where, url in (("directly", server), ("through nginx", f"https://localhost:{port}")):
             load = os.getloadavg()[0]
             found = measured(place, url, path, chosen.pulls, chosen.at_once)
             print(

@@ -1,10 +1,10 @@
-"""The page of a large run, in a real browser: first paint, size of the answers, and what an open page costs the server.
+"""The page of a large run, in a real browser: first paint, size of the answers, and the server's load of an open page.
 
     python benchmarks/page.py [--devices 5000] [--updates 100000]
 
 Needs the extras `dev` and a Chromium (`apt-get install chromium`, or OFFBEAT_CHROMIUM says where it is). The run is
 made by the simulator; for the cost of an open page its last updates are written again, 100 a second, while a browser
-looks.
+shows it.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def simulated(folder: Path, devices: int, updates: int) -> "subprocess.Popen[str
 
 
 def first_looks(browser: Browser, url: str, run: str) -> None:
-    """Fresh profiles: nothing is cached."""
+    """Open every view in a fresh profile, without a cache."""
     for view in VIEWS:
         looks = [first_look(browser, f"{url}/runs/{run}{view}") for _ in range(LOOKS)]
         paint, full, size = (median(values) for values in zip(*looks, strict=True))
@@ -91,7 +91,7 @@ def first_look(browser: Browser, address: str) -> tuple[float, float, int]:
 
 
 def cost_of_an_open_page(browser: Browser, url: str, run: Path, server: psutil.Process) -> None:
-    """While the run goes on."""
+    """Measure the server's processor time while a browser shows a run that goes on."""
     for view in VIEWS:
         live = run.with_name(f"live-{VIEWS.index(view)}")
         with growing(run, live):
@@ -108,7 +108,7 @@ def cost_of_an_open_page(browser: Browser, url: str, run: Path, server: psutil.P
 
 @contextmanager
 def growing(run: Path, live: Path) -> Iterator[None]:
-    """A copy of the run that has not come to its end yet, and comes nearer to it all the time."""
+    """A copy of the run without its last updates, which are written to it again meanwhile."""
     live.mkdir()
     for name in (SETTINGS, LEDGER):
         shutil.copy(run / name, live / name)
@@ -129,7 +129,7 @@ def growing(run: Path, live: Path) -> Iterator[None]:
 
 
 def write(path: Path, rows: list[Row], stop: threading.Event) -> None:
-    """Ten times a second, as many rows as belong to a tenth of a second's updates."""
+    """Write rows ten times a second, as many as belong to a tenth of a second's updates."""
     share = max(1, int(len(rows) / (WATCHED_S + SPARE_S) / 10))
     with sqlite3.connect(path, timeout=10) as ledger:
         for begin in range(0, len(rows), share):

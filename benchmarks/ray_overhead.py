@@ -27,26 +27,23 @@ SIZES = (2_410, 100_000, 1_000_000)
 
 
 class Idle:
-    """A task that leaves everything as it is."""
+    """A task that changes nothing."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
     def initial(self, seed: int) -> Mapping[str, Array]:
-        """Numbers that are not all alike."""
         return {"x": np.random.default_rng(seed).normal(size=self.size).astype(np.float32)}
 
     def train(self, model: Model, work: Work) -> Trained:  # noqa: ARG002
-        """Nothing."""
         return Trained(samples=1, gradients=1)
 
     def evaluate(self, model: Model) -> Mapping[str, float]:  # noqa: ARG002
-        """Nothing."""
         return {}
 
 
 def turn(executor: Executor, versions: list[Model]) -> float:
-    """Milliseconds per task, with so many in flight and four to a version."""
+    """Milliseconds per task, with `IN_FLIGHT` in flight and four to a version."""
     begun, jobs = perf_counter(), []
     for number in range(TASKS):
         jobs.append(executor.submit(versions[number // 4], Work(0, number)))
@@ -57,7 +54,7 @@ def turn(executor: Executor, versions: list[Model]) -> float:
 
 
 def measured(size: int, turns: int, address: str | None) -> tuple[float, float, float]:
-    """Milliseconds per task of both, and how many times as much one is as the other."""
+    """Milliseconds per task of processes and of Ray, and Ray's as a multiple of the processes'."""
     task = Idle(size)
     processes, ray = Processes(task, COUNT), Ray(task, COUNT, Wishes(address))
     try:
@@ -74,7 +71,6 @@ def measured(size: int, turns: int, address: str | None) -> tuple[float, float, 
 
 
 def main(turns: int, address: str | None) -> None:
-    """Measure and print a table."""
     print(f"{COUNT} of each, {IN_FLIGHT} in flight, {turns} turns; load {os.getloadavg()[0]:.1f} at the beginning")
     print(f"{'floats':>9} {'processes ms':>13} {'ray ms':>8} {'ratio':>6} {'load':>5}")
     for size in SIZES:

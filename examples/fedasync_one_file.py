@@ -1,12 +1,12 @@
 """FedAsync in one file: Algorithm 1 of "Asynchronous Federated Optimization" (Xie, Koyejo, Gupta; OPT2020), to be read.
 
-Read it beside the paper: what stands in "quotes" is a line of Algorithm 1, done by the code under or beside it.
+Read it beside the paper: a text in "quotes" is a line of Algorithm 1, and the code under or beside it does that line.
 
-- The server's two threads and the workers are events of one virtual clock, a heap of (at, sequence, event): the run
-  is the same every time, and a slow device costs no waiting.
-- Epoch t mixes into x_{t-1}, so the freshest model there is carries tau = t-1. Staleness counts the versions
+- The server's two threads and the workers are events of one virtual clock, a heap of (at, sequence, event): every run
+  is the same, and nobody waits for a slow device.
+- Epoch t mixes into x_{t-1}, so the freshest update has tau = t-1. Staleness counts the versions
   published in between, (t-1) - tau, so that fresh is 0 and s(0) = 1.
-- Models are flat float32 vectors. alpha_t and 1 - alpha_t are worked out in float64 and rounded once; the sum is taken
+- Models are flat float32 vectors. alpha_t and 1 - alpha_t are computed in float64 and rounded once; the sum is taken
   in float32. The library does the same operations in the same order: its tests compare the two bit for bit.
 
 Run it: python examples/fedasync_one_file.py
@@ -26,7 +26,7 @@ StalenessFn = Callable[[int], float]
 Gradient = Callable[[Vector, "Data"], Vector]  # grad f(x; z)
 
 
-# --- s(staleness): how much an update counts -------------------------------------------------------------------------
+# --- s(staleness): the weight of an update ---------------------------------------------------------------------------
 
 
 def constant() -> StalenessFn:
@@ -48,7 +48,7 @@ def hinge(a: float, b: float) -> StalenessFn:
 
 
 def updater(x: Vector, x_new: Vector, tau: int, t: int, alpha: float, s: StalenessFn) -> tuple[Vector, float]:
-    """Mix the pair (x_new, tau) into x = x_{t-1}; returns x_t, and alpha_t to look at."""
+    """Mix the pair (x_new, tau) into x = x_{t-1}; returns x_t and alpha_t."""
     # "Optional: alpha_t <- alpha * s(t - tau)"
     alpha_t = alpha * s((t - 1) - tau)
     # "x_t <- (1 - alpha_t) x_{t-1} + alpha_t x_new"
@@ -100,10 +100,10 @@ def worker(x_tau: Vector, data: Data, grad_f: Gradient, local: Local, rng: Rng) 
 
 
 class Device(NamedTuple):
-    """Where data live, and how fast its worker is."""
+    """The owner of some data, and how fast its worker is."""
 
     data: Data
-    task_s: float  # what a task typically takes here, in seconds of virtual time
+    task_s: float  # median duration of a task here, in seconds of virtual time
     rng: Rng  # the device's own random stream
 
     def duration_s(self) -> float:
@@ -114,7 +114,7 @@ class Device(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """A worker is done. It is trained only when this comes up, from the model that it was sent when triggered."""
+    """A worker is done. Its training runs when this event comes up, from the model that it was sent when triggered."""
 
     device: int
     tau: int
@@ -122,7 +122,7 @@ class Pushed(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """All there is to know about one epoch."""
+    """One epoch: the update and the model that it made."""
 
     t: int
     at: float
@@ -153,7 +153,7 @@ def server(
     # "Initialize x_0, alpha_t <- alpha": they were given
     t = 0
     idle = list(range(len(devices)))
-    sequence = count()  # ties of time are decided by who was entered first
+    sequence = count()  # of two events at the same time, the one that was entered first comes first
     # "Run Scheduler() thread and Updater() thread asynchronously in parallel"
     events: list[tuple[float, int, Pushed | None]] = [(0.0, next(sequence), None)]
     while t < epochs:
@@ -181,7 +181,7 @@ def server(
 def fedavg(
     x: Vector, devices: Sequence[Device], grad_f: Gradient, local: Local, rng: Rng, k: int, until_s: float
 ) -> tuple[Vector, int]:
-    """FedAvg: every epoch sends x to k devices, waits for the slowest and takes the mean; runs until a virtual time."""
+    """FedAvg: every epoch sends x to k devices, waits for the slowest and takes the mean, until a virtual time."""
     at, t = 0.0, 0
     while True:
         chosen = [devices[i] for i in rng.choice(len(devices), k, replace=False)]
@@ -198,7 +198,7 @@ FEATURES, CLASSES, SAMPLES = 10, 5, 60
 
 
 def make_devices(n: int, seed: int) -> list[Device]:
-    """n devices; the same seed gives the same data, the same speeds and the same luck."""
+    """n devices; the same seed gives the same data, speeds and random streams."""
     rng, *streams = np.random.default_rng(seed).spawn(1 + n)
     centres = rng.normal(0.0, 1.0, (CLASSES, FEATURES))
     devices = []

@@ -1,4 +1,4 @@
-"""APPFL's agents for the work here, and a stand-in for the one requirement of its that the work does not need."""
+"""APPFL's agents for the work here, and a stand-in for a library that they import and the work does not need."""
 
 import logging
 import sys
@@ -13,7 +13,7 @@ EPOCHS_MAX = 10**9
 
 
 def prepare() -> None:
-    """Before APPFL is imported: piq judges images, pulls torchvision, and is imported by every agent."""
+    """Call before APPFL is imported: its agents import piq, which rates images and needs torchvision."""
     stand_in = ModuleType("piq")
     stand_in.brisque = stand_in.total_variation = None  # type: ignore[attr-defined]
     sys.modules["piq"] = stand_in
@@ -51,7 +51,7 @@ def server(model: dict[str, Any], devices: int, folder: Path, epochs: int = EPOC
 
 
 def worker(device: int, folder: Path) -> Any:
-    """What APPFL calls a client: the perceptron, H steps on this device's data."""
+    """The perceptron and H steps on this device's data; APPFL calls it a client."""
     from appfl.agent import ClientAgent
     from omegaconf import OmegaConf
 

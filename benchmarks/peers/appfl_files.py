@@ -1,4 +1,4 @@
-"""What APPFL loads from a file, by name; it executes the file anew each time, and `work` only once."""
+"""Functions that APPFL loads by name from this file, which it executes again each time; `work` is executed once."""
 
 from typing import Any
 
@@ -16,7 +16,6 @@ class Loss(nn.Module):
 
 
 def accuracy(targets: Any, scores: Any) -> float:
-    """The share that is right."""
     return float((scores.argmax(axis=1) == targets).mean())
 
 
@@ -26,10 +25,10 @@ def dataset(device: int) -> tuple[Any, Any]:
 
 
 def perceptron() -> nn.Module:
-    """S."""
+    """The model of sim S."""
     return work.perceptron()
 
 
 def untrained(mb: int) -> nn.Module:
-    """So many megabytes."""
+    """A model of this many megabytes."""
     return work.Untrained(mb)

@@ -1,7 +1,7 @@
 """Updates per second of APPFL's gRPC server and eight workers that train nothing: FedAsync, no TLS.
 
-appfl_net.py run PYTHON MB SECONDS FOLDER starts all with the interpreter of the peer's environment, and prints what it
-found; server MB PORT FOLDER, and worker NAME PORT NOTES, are started by it.
+appfl_net.py run PYTHON MB SECONDS FOLDER starts all with the interpreter of the peer's environment, and prints the
+figures; it starts server MB PORT FOLDER, and worker NAME PORT NOTES.
 """
 
 import sys
@@ -9,11 +9,11 @@ from pathlib import Path
 
 WORKERS = 8
 FAST = {"optimize_memory": False}
-"""Its faster side: otherwise it collects garbage several times for every update."""
+"""Its faster setting: otherwise it collects garbage several times for every update."""
 
 
 def run(python: str, mb: str, seconds: float, folder: Path) -> None:
-    """Start all, let them work, count."""
+    """Start server and workers, and count updates."""
     from spawned import Cast, free_ports, lines, listens, tell, watched
 
     (port,) = free_ports(1)
@@ -29,7 +29,7 @@ def run(python: str, mb: str, seconds: float, folder: Path) -> None:
 
 
 def serve(mb: int, port: str, folder: Path) -> None:
-    """A server until it is ended."""
+    """Serve until the process is ended."""
     import appfl_agents
 
     appfl_agents.prepare()
@@ -41,7 +41,7 @@ def serve(mb: int, port: str, folder: Path) -> None:
 
 
 def work(name: str, port: str, notes: Path) -> None:
-    """Send back what comes, again and again; a line for every answer."""
+    """Send every received model back; a line in `notes` for every answer."""
     import appfl_agents
 
     appfl_agents.prepare()

@@ -16,7 +16,7 @@ import work
 
 
 def main(tasks: int) -> None:
-    """Run until so many updates are applied."""
+    """Run until this many updates are applied."""
     appfl_agents.prepare()
     from appfl.vsim import AsyncSimDriver, ClientProfile, VsimLogger
 

@@ -1,7 +1,7 @@
 """Makes the virtual environment of a peer, once, and prints the path of its interpreter on the last line.
 
 environments.py appfl|flower FOLDER. First comes torch, then the peer and all that it needs, at exact versions and
-without what they require in turn: the peers' own pins pull gigabytes that the work here has no use for.
+without their own requirements: the peers' pins pull gigabytes that the work here has no use for.
 """
 
 import subprocess
@@ -11,12 +11,12 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PINS = {"appfl": HERE / "constraints-appfl.txt", "flower": HERE.parents[1] / "constraints-flower.txt"}
-"""Flower's are those with which `offbeat.flower` is tested."""
+"""Flower's pins are those that `offbeat.flower` is tested with."""
 TORCH = "torch==2.13.0"
 
 
 def made(peer: str, folder: Path) -> Path:
-    """The interpreter of the peer's environment; one that was made from other pins is made anew."""
+    """The interpreter of the peer's environment; an environment from other pins is made again."""
     place, pins = folder / peer, PINS[peer].read_text()
     python, ready = place / "bin" / "python", place / ".ready"
     if not ready.is_file() or ready.read_text() != pins:

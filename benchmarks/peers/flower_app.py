@@ -1,4 +1,4 @@
-"""A Flower app in which nothing is trained: eight workers send back what they get, and the server mixes it at once.
+"""A Flower app without training: eight workers send back the model that they get, and the server mixes it at once.
 
 Flower's own strategies wait for a whole group; this is FedAsync written by hand on its messages, as a user would.
 """
@@ -23,13 +23,13 @@ server = ServerApp()
 
 @app.train()
 def train(message: Message, _context: Context) -> Message:
-    """Nothing is trained."""
+    """Send the model back."""
     return Message(content=message.content, reply_to=message)
 
 
 @server.main()
 def main(grid: Grid, _context: Context) -> None:
-    """Until it is ended; a line for every update."""
+    """Mix until the process is ended; a line in the notes for every update."""
     size = int(os.environ["BENCH_MB"]) * 250_000 // PARTS
     x = {f"part-{number}": np.ones(size, np.float32) for number in range(PARTS)}
     while len(nodes := [*grid.get_node_ids()]) < WORKERS:

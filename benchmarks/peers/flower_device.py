@@ -1,4 +1,4 @@
-"""What a device does on Flower's simulation engine; a module of its own: actors import it, and are not sent it."""
+"""The training of a device on Flower's simulation engine; a module of its own, because actors import it."""
 
 import torch
 import work

@@ -1,6 +1,6 @@
 """Updates per second of Flower's SuperLink and eight SuperNodes that train nothing, without TLS.
 
-flower_net.py PYTHON MB SECONDS FOLDER starts all from the environment of that interpreter, and prints what it found.
+flower_net.py PYTHON MB SECONDS FOLDER starts all from the environment of that interpreter, and prints the figures.
 """
 
 import os
@@ -38,7 +38,7 @@ insecure = true
 
 
 def main(python: Path, mb: str, seconds: float, folder: Path) -> None:
-    """Start all, let them work, count."""
+    """Start all processes, and count updates."""
     ports = free_ports(WORKERS + 1)
     address, notes = f"{HOST}:{ports[0]}", folder / "notes"
     _write_project(folder, address)

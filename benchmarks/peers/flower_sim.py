@@ -1,8 +1,8 @@
 """Tasks per second of Flower's simulation engine: its own FedAvg, or FedAsync written by hand on its messages.
 
-flower_sim.py async|fedavg TASKS. Flower has no virtual clock: with `async`, 40 tasks are in flight, and whatever comes
-back is mixed and replaced by another. Both use all cores, one actor of Ray's on each. The first tasks, as many as there
-are devices, are not counted: meanwhile actors start.
+flower_sim.py async|fedavg TASKS. Flower has no virtual clock: with `async`, 40 tasks are in flight, and every update
+that comes back is mixed and replaced by another task. Both use all cores, one actor of Ray's on each. The first tasks,
+as many as there are devices, are not counted: actors start meanwhile.
 """
 
 import json
@@ -22,13 +22,13 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
 IN_FLIGHT = 40
-"""Its faster side: with all 100 it did fewer tasks a second when both were tried."""
+"""Faster than all 100, which did fewer tasks a second."""
 ALPHA = 0.2
 LOOK_S, NODES_S = 0.01, 120.0
 
 
 def fedasync(grid: Grid, tasks: int) -> float:
-    """Mix whatever comes back, and send the result out in its place; seconds for so many tasks."""
+    """Mix every update that comes back and send the result out; returns the seconds for these tasks."""
     x = work.perceptron().state_dict()
     waiting = set(grid.push_messages([_task(node, x) for node in _nodes(grid)[:IN_FLIGHT]]))
     done, begun = -work.DEVICES, 0.0
@@ -47,10 +47,9 @@ def fedasync(grid: Grid, tasks: int) -> float:
 
 
 class Whole(FedAvg):  # type: ignore[misc]
-    """Flower's FedAvg, which leaves failed tasks out without a word; here a group must be whole."""
+    """Flower's FedAvg, which leaves out failed tasks silently; here every task of a group must come back."""
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
-        """As Flower does."""
         replies = [*map(_checked, replies)]
         if len(replies) < work.DEVICES:
             raise RuntimeError(f"{len(replies)} of {work.DEVICES} tasks came back")
@@ -58,7 +57,7 @@ class Whole(FedAvg):  # type: ignore[misc]
 
 
 def fedavg(grid: Grid, tasks: int) -> float:
-    """Groups of all devices; seconds for so many tasks."""
+    """Groups of all devices; returns the seconds for these tasks."""
     _nodes(grid)
     strategy = Whole(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=work.DEVICES)
     x = ArrayRecord(work.perceptron().state_dict())
@@ -75,7 +74,7 @@ def _checked(reply: Message) -> Message:
 
 
 def _nodes(grid: Grid) -> list[int]:
-    """All of them; the engine starts the server first, and they come while it waits."""
+    """The ids of all nodes; the engine starts the server first, and they join while it waits."""
     until = time.monotonic() + NODES_S
     while len(nodes := [*grid.get_node_ids()]) < work.DEVICES:
         if time.monotonic() > until:
@@ -92,7 +91,7 @@ WAYS = {"async": fedasync, "fedavg": fedavg}
 
 
 def main(how: str, tasks: int) -> None:
-    """Run and tell."""
+    """Run, and print the tasks per second."""
     server, found = ServerApp(), dict[str, float]()
 
     @server.main()
@@ -100,12 +99,12 @@ def main(how: str, tasks: int) -> None:
         found["tasks_per_s"] = tasks / WAYS[how](grid, tasks)
 
     cores = len(os.sched_getaffinity(0))
-    with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # a Ray of its own, whatever else runs on the machine
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # a Ray of its own, apart from others on the machine
         here = {"address": "local", "_node_ip_address": "127.0.0.1", "_temp_dir": folder, "include_dashboard": False}
         backend = {"init_args": {"num_cpus": cores, **here}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
         try:
             run_simulation(server, app, num_supernodes=work.DEVICES, backend_config=backend)
-        except Exception as error:  # whatever it is, the server's thread may wait for ever
+        except Exception as error:  # after any error the server's thread may wait for ever
             cause = error.__cause__ or error
             print(f"{type(cause).__name__}: {cause}", file=sys.stderr, flush=True)
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,12 +1,13 @@
-"""A peer's server and its workers as processes: started, watched for some seconds, and ended, each by its own number.
+"""A peer's server and its workers as processes: started, watched for some seconds, and ended, each by its own id.
 
-This runs in Offbeat's own environment; what it starts runs in the peer's.
+This runs in Offbeat's own environment; the processes run in the peer's.
 """
 
 import json
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from offbeat.bench.peers import family
-from offbeat.bench.process_tree import cpu_s, memory
+sys.path.append(str(Path(__file__).parents[2]))  # this is run as a script, whose folder alone is on the path
+from benchmarks.process_tree import cpu_s, family, memory
 
 HOST = "127.0.0.1"
 START_S = 180.0
@@ -35,7 +36,7 @@ class Cast:
         return self
 
     def start(self, name: str, command: Sequence[str], environment: dict[str, str] | None = None) -> int:
-        """One more; what it says goes to a file."""
+        """Start a process with its output in a file; returns its id."""
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(  # noqa: S603 (a program of the peer's)
                 command, stdout=log, stderr=log, cwd=self.folder, env={**os.environ, **(environment or {})}
@@ -43,7 +44,7 @@ class Cast:
         return self.processes[name].pid
 
     def wait(self, holds: Callable[[], bool], what: str, limit_s: float = START_S) -> None:
-        """Until this is so."""
+        """Wait until this holds; ends the program when it does not happen in time."""
         until = time.monotonic() + limit_s
         while not holds():
             self.check()
@@ -52,19 +53,19 @@ class Cast:
             time.sleep(LOOK_S)
 
     def check(self) -> None:
-        """Has none of them failed?"""
+        """End the program when one of the processes has failed."""
         for name, process in self.processes.items():
             if process.poll():
                 said = (self.folder / f"{name}.log").read_text(errors="replace").strip().splitlines()
-                raise SystemExit(f"{name} ended with {process.returncode}: {(said or ['it said nothing'])[-1]}")
+                raise SystemExit(f"{name} ended with {process.returncode}: {(said or ['it printed nothing'])[-1]}")
 
     def __exit__(self, *_: object) -> None:
         running = [process for process in self.processes.values() if process.poll() is None]
-        started = [one for process in running for one in family(process)]
+        started = [one for process in running for one in family(process.pid)]
         for process in reversed(running):
             process.terminate()
         _, left = psutil.wait_procs(started, END_S)
-        for one in left:  # some have a session of their own, and do not hear what their parents hear
+        for one in left:  # a process in a session of its own does not get its parent's signals
             with suppress(psutil.NoSuchProcess):
                 one.kill()
         for process in running:
@@ -92,18 +93,18 @@ def watched(cast: Cast, server: int, applied: Callable[[], int], seconds: float)
 
 
 def lines(paths: Sequence[Path]) -> int:
-    """How many updates the workers, or the server, noted: one line for each."""
+    """The number of updates that workers or server noted, one line each."""
     return sum(path.read_bytes().count(b"\n") for path in paths if path.is_file())
 
 
 def listens(port: int) -> bool:
-    """Is somebody there?"""
+    """Does a process listen on this port?"""
     with socket.socket() as line:
         return line.connect_ex((HOST, port)) == 0
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody has at the moment."""
+    """Ports that are free at the moment."""
     sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
     ports = [one.getsockname()[1] for one in sockets]
     for one in sockets:
@@ -112,5 +113,5 @@ def free_ports(count: int) -> list[int]:
 
 
 def tell(found: dict[str, Any]) -> None:
-    """The result, on the last line."""
+    """Print the result as the last line."""
     print(json.dumps(found))

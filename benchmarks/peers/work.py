@@ -1,6 +1,6 @@
 """The work that every peer does: a small perceptron on digits, or a model that is sent to and fro and never trained.
 
-It is the same work as that of `offbeat bench`, written once more without Offbeat, which a peer's environment lacks.
+It is the work that `python -m benchmarks` measures, written once more: a peer's environment has no Offbeat.
 """
 
 from functools import cache
@@ -46,7 +46,7 @@ def train(module: nn.Module, data: tuple[Tensor, Tensor]) -> None:
 
 
 class Untrained(nn.Module):
-    """So many megabytes of parameters."""
+    """A model of this many megabytes that is never trained."""
 
     def __init__(self, mb: int = 10) -> None:
         super().__init__()
@@ -54,5 +54,5 @@ class Untrained(nn.Module):
         self.parts = nn.ParameterList([nn.Parameter(torch.randn(size)) for _ in range(PARTS)])
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Nothing that anybody asks for."""
+        """The inputs: no output is needed."""
         return inputs

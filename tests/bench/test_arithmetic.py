@@ -4,16 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import benchmarks.run
 import pytest
+from benchmarks import report
+from benchmarks.bars import BARS, PARTS, Bar
+from benchmarks.machine import Machine, memory_available
+from benchmarks.results import Results
+from benchmarks.run import bench
+from benchmarks.scale import QUICK
+from benchmarks.turns import Turns, rate, take_turns
 
-import offbeat.bench.run
-from offbeat.bench import report
-from offbeat.bench.bars import BARS, PARTS, Bar
-from offbeat.bench.machine import Machine, memory_available
-from offbeat.bench.results import Results
-from offbeat.bench.run import bench
-from offbeat.bench.scale import QUICK
-from offbeat.bench.turns import Turns, rate, take_turns
 from offbeat.errors import InvalidValue, OffbeatError
 
 ROOT = Path(__file__).parents[2]
@@ -175,7 +175,7 @@ def test_a_part_that_fails_does_not_take_the_others_with_it(monkeypatch: pytest.
 
         return run
 
-    monkeypatch.setattr(offbeat.bench.run, "_imported", part)
+    monkeypatch.setattr(benchmarks.run, "_imported", part)
     found = bench(["kernel", "startup"], QUICK, tmp_path).as_json()
     assert found["kernel_one_1e6"]["value"] == found["startup_help"]["value"] == 1.0
     assert found["kernel_one_1e8"]["why_not"] == "kernel: out of order"

@@ -1,17 +1,16 @@
-"""`offbeat bench` as a command: what it prints, what it writes, and when it fails; nothing is measured here."""
+"""`python -m benchmarks` as a command: what it prints, what it writes, and when it fails; nothing is measured here."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+import benchmarks.run
 import pytest
+from benchmarks.__main__ import main
+from benchmarks.machine import Machine
+from benchmarks.results import Results
+from benchmarks.run import Bench
 from click.testing import CliRunner
-
-import offbeat.bench.run
-from offbeat.bench.machine import Machine
-from offbeat.bench.results import Results
-from offbeat.bench.run import Bench
-from offbeat.cli import main
 
 
 @pytest.fixture
@@ -30,12 +29,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             results.close(part)
         return Bench(results, Machine().facts())
 
-    monkeypatch.setattr(offbeat.bench.run, "bench", answer)
+    monkeypatch.setattr(benchmarks.run, "bench", answer)
     return calls
 
 
 def test_all_is_every_part_and_the_last_line_is_json(asked: list[Any], tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["bench", "--json", "--dir", str(tmp_path), "--peers"])
+    done = CliRunner().invoke(main, ["--json", "--dir", str(tmp_path), "--peers"])
     assert done.exit_code == 0, done.output
     assert [(call[0], call[2], call[3]) for call in asked] == [(["kernel", "sim", "net", "startup"], tmp_path, True)]
     found = json.loads(done.output.splitlines()[-1])
@@ -45,7 +44,7 @@ def test_all_is_every_part_and_the_last_line_is_json(asked: list[Any], tmp_path:
 
 def test_memory_is_recorded(asked: list[Any], tmp_path: Path) -> None:
     ratios = tmp_path / "ratios.json"
-    assert CliRunner().invoke(main, ["bench", "net", "--record", str(ratios)]).exit_code == 0
+    assert CliRunner().invoke(main, ["net", "--record", str(ratios)]).exit_code == 0
     assert asked[0][0] == ["net"]
     assert json.loads(ratios.read_text()) == {"net_100mb_memory": 4.0}
 
@@ -53,7 +52,7 @@ def test_memory_is_recorded(asked: list[Any], tmp_path: Path) -> None:
 def test_tables_and_ratios_are_written(asked: list[Any], tmp_path: Path) -> None:
     table, ratios = tmp_path / "table.md", tmp_path / "ratios.json"
     options = ["--markdown", str(table), "--record", str(ratios), "--quick"]
-    done = CliRunner().invoke(main, ["bench", "startup", *options])
+    done = CliRunner().invoke(main, ["startup", *options])
     assert done.exit_code == 0, done.output
     assert asked[0][0] == ["startup"]
     assert "| offbeat --help | 0.2 s |" in table.read_text()
@@ -64,14 +63,14 @@ def test_tables_and_ratios_are_written(asked: list[Any], tmp_path: Path) -> None
 def test_half_of_what_was_recorded_is_a_failure(asked: list[Any], tmp_path: Path, recorded: float, status: int) -> None:
     before = tmp_path / "recorded.json"
     before.write_text(json.dumps({"startup_help": recorded, "kernel_one_1e6": 1.0}))
-    done = CliRunner().invoke(main, ["bench", "startup", "--against", str(before)])
+    done = CliRunner().invoke(main, ["startup", "--against", str(before)])
     assert asked
     assert done.exit_code == status
     assert ("less than half of the recorded" in done.output) is (status == 1)
 
 
 def test_a_record_that_is_not_there_is_a_line_and_nothing_is_measured(asked: list[Any], tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["bench", "startup", "--against", str(tmp_path / "gone.json")])
+    done = CliRunner().invoke(main, ["startup", "--against", str(tmp_path / "gone.json")])
     assert done.exit_code == 2
     assert "gone.json" in done.output
     assert asked == []
@@ -81,8 +80,8 @@ def test_an_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     def gone(_name: str) -> Any:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
-    monkeypatch.setattr(offbeat.bench.run, "import_module", gone)
-    done = CliRunner().invoke(main, ["bench", "sim", "--quick", "--dir", str(tmp_path)])
+    monkeypatch.setattr(benchmarks.run, "import_module", gone)
+    done = CliRunner().invoke(main, ["sim", "--quick", "--dir", str(tmp_path)])
     assert done.exit_code == 2
     assert "pip install 'offbeat[torch]'" in done.output
 
@@ -92,7 +91,7 @@ def test_what_holds_no_ratios_is_refused_before_anything_is_measured(
     asked: list[Any], tmp_path: Path, text: str
 ) -> None:
     (tmp_path / "recorded.json").write_text(text)
-    done = CliRunner().invoke(main, ["bench", "startup", "--against", str(tmp_path / "recorded.json")])
+    done = CliRunner().invoke(main, ["startup", "--against", str(tmp_path / "recorded.json")])
     assert done.exit_code == 2, done.output
     assert "recorded.json" in done.output
     assert asked == []

@@ -1,4 +1,4 @@
-"""Every benchmark really runs, with sizes so small that only its working is shown; and `offbeat bench` as a command."""
+"""Every benchmark really runs, with sizes that only show that it works; and so does `python -m benchmarks`."""
 
 import json
 import subprocess
@@ -8,18 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks import events, idle, kernel, large, sim
+from benchmarks.bars import BARS
+from benchmarks.machine import memory_available
+from benchmarks.plain import PlainLoop
+from benchmarks.process_tree import cpu_s, family, memory
+from benchmarks.results import Results
+from benchmarks.run import bench
+from benchmarks.scale import QUICK
+from benchmarks.served import ours, raw
+from benchmarks.tasks import DEVICES, small_cnn
+from benchmarks.turns import silent
 
-from offbeat.bench import events, idle, kernel, large, sim
-from offbeat.bench.bars import BARS
-from offbeat.bench.machine import memory_available
-from offbeat.bench.plain import PlainLoop
-from offbeat.bench.process_tree import cpu_s, memory, tree
-from offbeat.bench.results import Results
-from offbeat.bench.run import bench
-from offbeat.bench.scale import QUICK
-from offbeat.bench.served import ours, raw
-from offbeat.bench.tasks import DEVICES, small_cnn
-from offbeat.bench.turns import silent
 from offbeat.core.kernel import Updater
 from offbeat.sim.executors import Inline
 from offbeat.tasks.digits import digits
@@ -132,7 +132,7 @@ def test_a_tree_of_processes_is_seen_whole() -> None:
     with parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == b"1\n"
-        assert len(tree(parent.pid)) == 2
+        assert len(family(parent.pid)) == 2
         assert cpu_s(parent.pid) >= 0
         assert memory(parent.pid).peak > memory(parent.pid).own > 0
         parent.communicate(b"\n")
@@ -142,9 +142,9 @@ def quick(folder: Path) -> "subprocess.CompletedProcess[str]":
     """The one-minute version, held against what was recorded."""
     folder.mkdir()
     recorded = ROOT / "benchmarks" / "recorded.json"
-    arguments = ("bench", "all", "--quick", "--json", "--dir", str(folder), "--against", str(recorded))
-    command = [sys.executable, "-m", "offbeat", *arguments, "--markdown", str(folder / "table.md")]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    arguments = ("all", "--quick", "--json", "--dir", str(folder), "--against", str(recorded))
+    command = [sys.executable, "-m", "benchmarks", *arguments, "--markdown", str(folder / "table.md")]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
 @pytest.mark.slow

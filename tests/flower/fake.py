@@ -124,7 +124,7 @@ class FakeGrid:
         return None
 
 
-class FakeWatch:
+class FakeClock:
     """The clock of a FakeGrid, from where the run stood; to wait is to let its time pass."""
 
     def __init__(self, grid: FakeGrid, begun_at: float) -> None:
@@ -149,7 +149,7 @@ def start(grid: FakeGrid, rule: str | Rule = "fedasync", /, *, arrays: Any = Non
     names = ("num_rounds", "timeout", "train_config", "evaluate_config", "evaluate_fn")
     own = {name: options.pop(name) for name in names if name in options}
     strategy = FedAsync(rule, poll_s=0.25, nodes_every_s=0.5, **options)
-    strategy.watch_of = lambda at: FakeWatch(grid, at)  # type: ignore[assignment,return-value]
+    strategy.clock_from = lambda at: FakeClock(grid, at)  # type: ignore[assignment,return-value]
     return strategy.start(grid=grid, initial_arrays=initial() if arrays is None else arrays, **own)
 
 

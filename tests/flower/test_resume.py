@@ -18,7 +18,7 @@ from offbeat.core.layout import aligned
 from offbeat.core.rules import Facts, Rule, from_spec
 from offbeat.core.staleness import polynomial
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.flower.run import Run
+from offbeat.flower.flower_run import FlowerRun
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.storage.disk import Disk
 from offbeat.storage.ledger import Ledger
@@ -117,7 +117,7 @@ POINTS = [
     *((Disk, "replace", count) for count in (1, 2, 3, 4, 5, 8, 9, 14, 15)),
     *((Disk, "sync_folder", count) for count in (2, 3, 6)),
     *((Ledger, "_write", count) for count in (1, 2, 5, 9)),
-    *((Run, "_mix", count) for count in (1, 4)),
+    *((FlowerRun, "_mix", count) for count in (1, 4)),
     *((FakeGrid, "pull_messages", count) for count in (1, 9, 20)),
     *((FakeGrid, "push_messages", count) for count in (1, 4, 7)),
 ]

@@ -13,7 +13,7 @@ import offbeat
 import offbeat.flower
 from offbeat.errors import InvalidValue
 from offbeat.flower import FedAsync
-from offbeat.flower.run import Run
+from offbeat.flower.flower_run import FlowerRun
 from tests.flower.fake import FakeGrid, Node, initial, start, trained
 
 pytestmark = pytest.mark.slow
@@ -36,8 +36,8 @@ def test_the_names_are_there() -> None:
         ({"staleness_fn": "linear"}, "staleness"),
         ({"staleness_policy": "reject"}, "needs staleness_max"),
         ({"in_flight_maks": 3}, "did you mean in_flight_max"),
-        ({"devices": 3}, "devices is nothing that FedAsync on Flower can set"),
-        ({"batch_size": 3}, "batch_size is nothing"),
+        ({"devices": 3}, "devices is no setting of FedAsync on Flower"),
+        ({"batch_size": 3}, "batch_size is no setting"),
         ({"rule": "fedsgd"}, "rule 'fedsgd' is unknown"),
         ({"rule": "sgd"}, "trains on one machine"),
         ({"rule": offbeat.fedbuff(3), "alpha": 0.5}, "alpha belongs to a rule that is given by its name"),
@@ -102,13 +102,13 @@ def test_what_is_not_used_is_said(caplog: pytest.LogCaptureFixture) -> None:
 def test_no_version_is_kept_longer_than_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that uses x_tau keeps one model per message under way, and no more."""
     kept: list[int] = []
-    forget = Run.forget
+    forget = FlowerRun.forget
 
-    def counted(run: Run, task: int) -> None:
+    def counted(run: FlowerRun, task: int) -> None:
         forget(run, task)
         kept.append(len(run._bases))
 
-    monkeypatch.setattr(Run, "forget", counted)
+    monkeypatch.setattr(FlowerRun, "forget", counted)
     start(FakeGrid({1: Node(1.0), 2: Node(1.5), 3: Node(3.0)}), "delta", epochs=20)
     assert max(kept) <= 3
 

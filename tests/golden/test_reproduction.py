@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.reproduce.curves import Results
-from offbeat.reproduce.figures import End, _end
+from offbeat.reproduce.figure_curves import CurveResults
+from offbeat.reproduce.figures import CurveEnd, _end
 from offbeat.reproduce.targets import target
 
 ROOT = Path(__file__).parents[2] / "docs"
@@ -17,7 +17,7 @@ DONE = sorted(file.stem for file in FOLDER.glob("*.json"))
 
 @pytest.mark.parametrize("name", DONE)
 def test_the_numbers_on_the_page_come_from_the_curves(name: str) -> None:
-    made, results = target(name), Results(FOLDER)
+    made, results = target(name), CurveResults(FOLDER)
     summary = json.loads((FOLDER / f"{name}.json").read_text())
     page = PAGE.read_text()
     assert f"reproduction/laptop-text/{name}.png" in page
@@ -30,7 +30,7 @@ def test_the_numbers_on_the_page_come_from_the_curves(name: str) -> None:
         assert shown in page, shown
 
 
-def shown_value(end: End, metric: str) -> str:
+def shown_value(end: CurveEnd, metric: str) -> str:
     """As the page writes it: percent, or perplexity; a single run has no spread."""
     factor, unit = (100, " %") if metric == "accuracy" else (1, "")
     spread = f" ± {factor * end.spread:.1f}" if end.seeds > 1 else ""
@@ -40,4 +40,4 @@ def shown_value(end: End, metric: str) -> str:
 @pytest.mark.parametrize("name", DONE)
 def test_every_curve_has_all_its_seeds(name: str) -> None:
     for curve in target(name).curves:
-        assert set(Results(FOLDER).points(curve)) >= set(curve.seeds), curve.label
+        assert set(CurveResults(FOLDER).points(curve)) >= set(curve.seeds), curve.label

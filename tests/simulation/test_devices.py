@@ -10,8 +10,8 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 import pytest
+from benchmarks.events import NoVectors
 
-from offbeat.bench.events import NoVectors
 from offbeat.core.rules import fedasync
 from offbeat.errors import InvalidValue
 from offbeat.protocol import invariants

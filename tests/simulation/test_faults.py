@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from offbeat.protocol.messages import Outcome
-from offbeat.sim import faults
+from tests.simulation import faults
 
 SEEDS = range(200)
 
@@ -15,8 +15,8 @@ def test_a_faulty_run_is_safe_and_finishes(seed: int) -> None:
     try:
         watch = faults.run(seed)
     except Exception as error:
-        raise AssertionError(f"replay with: python -m offbeat.sim.faults {seed}") from error
-    assert watch.coordinator.t == faults.EPOCHS, f"replay with: python -m offbeat.sim.faults {seed}"
+        raise AssertionError(f"replay with: python -m tests.simulation.faults {seed}") from error
+    assert watch.coordinator.t == faults.EPOCHS, f"replay with: python -m tests.simulation.faults {seed}"
 
 
 def test_the_plans_differ_and_the_faults_really_happen() -> None:

@@ -7,19 +7,21 @@ import pytest
 
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.reproduce import figures
-from offbeat.reproduce.curves import Curve, Results
+from offbeat.reproduce.figure_curves import CurveResults, FigureCurve
 from offbeat.reproduce.paper import As
-from offbeat.reproduce.run import run_target
-from offbeat.reproduce.targets import SCALES, TARGETS, Target, target
+from offbeat.reproduce.target_runs import run_target
+from offbeat.reproduce.targets import SCALES, TARGETS, PlacedCurve, ReproductionTarget, target
 from offbeat.sim.run import Stop
 
 READINGS: tuple[As, ...] = ("text", "authors")
 VALUES = {"devices": 10, "epochs": 20, "evaluate_every": 5, "executor": "inline", "device_model": "sampled:4"}
 
 
-def small(*, seeds: tuple[int, ...] = (0, 1)) -> Target:
-    curves = [Curve(f"alpha {alpha}", "digits", {**VALUES, "alpha": alpha}, seeds) for alpha in (0.3, 0.9)]
-    return Target("small", "digits", "accuracy", (*curves, Curve("again", "digits", curves[0].values, seeds)))
+def small(*, seeds: tuple[int, ...] = (0, 1)) -> ReproductionTarget:
+    curves = [FigureCurve(f"alpha {alpha}", "digits", {**VALUES, "alpha": alpha}, seeds) for alpha in (0.3, 0.9)]
+    return ReproductionTarget(
+        "small", "digits", "accuracy", (*curves, FigureCurve("again", "digits", curves[0].values, seeds))
+    )
 
 
 # --- what is run -----------------------------------------------------------------------------------------------------
@@ -34,8 +36,8 @@ def test_every_target_is_made_of_settings_that_are_sound(name: str, scale: str, 
     for curve in made.curves:
         curve.settings(curve.seeds[0])
         assert curve.hash in curve.name
-    for _, _, hashed in made.places.values():
-        assert hashed in {curve.hash for curve in made.curves}
+    for place in made.places:
+        assert place.curve.hash in {curve.hash for curve in made.curves}
 
 
 def test_the_figures_have_the_papers_lines() -> None:
@@ -45,7 +47,7 @@ def test_the_figures_have_the_papers_lines() -> None:
     fns = [curve.settings(0).staleness_fn for curve in target("cifar-k16").curves[3:6]]
     assert fns == ["constant", "polynomial:0.5", "hinge:10,4"]
     paper = target("staleness", "paper")
-    assert {x for _, x, _ in paper.places.values()} == {2, 4, 6, 8, 12, 16, 20, 30, 40, 50}
+    assert {place.x for place in paper.places} == {2, 4, 6, 8, 12, 16, 20, 30, 40, 50}
     assert len(target("sensitivity", "paper").places) == 2 * 27
     assert len(target("sensitivity").places) == 2 * 7, "one setting changed at a time"
 
@@ -91,7 +93,7 @@ def test_an_unknown_target_or_scale_is_refused_with_what_there_is(name: str, sca
 
 
 def test_what_has_a_result_is_not_run_again(tmp_path: Path) -> None:
-    results = Results(tmp_path / "results")
+    results = CurveResults(tmp_path / "results")
     told: list[tuple[float, int]] = []
 
     def tell(done: float, count: int) -> None:
@@ -115,22 +117,22 @@ def test_what_has_a_result_is_not_run_again(tmp_path: Path) -> None:
 
 
 def test_other_settings_are_another_curve(tmp_path: Path) -> None:
-    results = Results(tmp_path)
+    results = CurveResults(tmp_path)
     curve = small().curves[0]
-    other = Curve(curve.label, curve.task, {**curve.values, "rho": 0.5}, (0,))
+    other = FigureCurve(curve.label, curve.task, {**curve.values, "rho": 0.5}, (0,))
     run_target(
-        Target("one", "", "accuracy", (Curve("one", "digits", curve.values, (0,)),)),
+        ReproductionTarget("one", "", "accuracy", (FigureCurve("one", "digits", curve.values, (0,)),)),
         results,
         tmp_path / "work",
         processes=1,
     )
     assert results.points(curve)
     assert not results.points(other)
-    assert curve.hash == Curve("other label", "digits", curve.values, (5, 6)).hash
+    assert curve.hash == FigureCurve("other label", "digits", curve.values, (5, 6)).hash
 
 
 def test_a_stopped_reproduction_keeps_what_was_finished(tmp_path: Path) -> None:
-    results = Results(tmp_path)
+    results = CurveResults(tmp_path)
 
     def stop(done: float, _count: int) -> None:
         if done >= 4:
@@ -145,18 +147,23 @@ def test_a_stopped_reproduction_keeps_what_was_finished(tmp_path: Path) -> None:
 
 
 def test_failures_are_told_and_the_others_kept(tmp_path: Path) -> None:
-    good = Curve("good", "digits", VALUES, (0,))
-    bad = Curve("bad", "digits", {**VALUES, "devices": 10**6}, (0,))
+    good = FigureCurve("good", "digits", VALUES, (0,))
+    bad = FigureCurve("bad", "digits", {**VALUES, "devices": 10**6}, (0,))
     with pytest.raises(OffbeatError, match=r"1 of 2 runs failed: .*training images"):
-        run_target(Target("two", "", "accuracy", (good, bad)), Results(tmp_path), tmp_path / "work", processes=1)
-    assert Results(tmp_path).points(good)
+        run_target(
+            ReproductionTarget("two", "", "accuracy", (good, bad)),
+            CurveResults(tmp_path),
+            tmp_path / "work",
+            processes=1,
+        )
+    assert CurveResults(tmp_path).points(good)
 
 
 # --- what is left behind ---------------------------------------------------------------------------------------------
 
 
 def test_a_picture_numbers_and_a_summary_are_left(tmp_path: Path) -> None:
-    results = Results(tmp_path)
+    results = CurveResults(tmp_path)
     run_target(small(), results, tmp_path / "work", processes=1)
     summary = figures.write(small(), results, tmp_path)
     assert summary == json.loads((tmp_path / "small.json").read_text())
@@ -171,20 +178,20 @@ def test_a_picture_numbers_and_a_summary_are_left(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["ends", "grid"])
 def test_final_values_are_drawn_where_they_belong(kind: str, tmp_path: Path) -> None:
-    results, curves = Results(tmp_path), small().curves[:2]
+    results, curves = CurveResults(tmp_path), small().curves[:2]
     places = {
-        "ends": {"a": ("Const", 4, curves[0].hash), "b": ("Const", 16, curves[1].hash)},
-        "grid": {"a": (4, (0.1, 0.2, 0.3), curves[0].hash), "b": (16, (0.1, 0.2, 0.3), curves[1].hash)},
+        "ends": (PlacedCurve("Const", 4, curves[0]), PlacedCurve("Const", 16, curves[1])),
+        "grid": (PlacedCurve(4, (0.1, 0.2, 0.3), curves[0]), PlacedCurve(16, (0.1, 0.2, 0.3), curves[1])),
     }[kind]
-    made = Target("ends", "digits", "accuracy", curves, kind, places=places)  # type: ignore[arg-type]
+    made = ReproductionTarget("ends", "digits", "accuracy", curves, kind, places=places)  # type: ignore[arg-type]
     run_target(made, results, tmp_path / "work", processes=1)
     labels = [row["label"] for row in figures.write(made, results, tmp_path)["curves"]]
     assert labels == (["Const 4", "Const 16"] if kind == "ends" else ["4 (0.1, 0.2, 0.3)", "16 (0.1, 0.2, 0.3)"])
 
 
 def test_half_a_figure_can_be_drawn(tmp_path: Path) -> None:
-    results = Results(tmp_path)
-    one = Target("one", "", "accuracy", small(seeds=(0,)).curves[:1])
+    results = CurveResults(tmp_path)
+    one = ReproductionTarget("one", "", "accuracy", small(seeds=(0,)).curves[:1])
     run_target(one, results, tmp_path / "work", processes=1)
     summary = figures.write(small(), results, tmp_path)
     assert [row["label"] for row in summary["curves"]] == ["alpha 0.3", "again"]

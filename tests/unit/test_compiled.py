@@ -20,8 +20,8 @@ from offbeat.core.layout import Array, Model  # noqa: E402
 from offbeat.errors import InvalidValue, LayoutMismatch  # noqa: E402
 from offbeat.task import Trained, Work, solve, start  # noqa: E402
 from offbeat.torch import Task  # noqa: E402
-from offbeat.train import compiled  # noqa: E402
-from offbeat.train.compiled import module_obstacle  # noqa: E402
+from offbeat.train import compiled_chain  # noqa: E402
+from offbeat.train.compiled_chain import module_obstacle  # noqa: E402
 from offbeat.train.lanes import stream  # noqa: E402
 
 FEATURES, CLASSES = 7, 3
@@ -231,7 +231,7 @@ def test_a_task_that_cannot_be_compiled_says_why(arguments: dict[str, Any], why:
 
 
 def test_without_numba_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "find_spec", lambda _: None)
+    monkeypatch.setattr(compiled_chain, "find_spec", lambda _: None)
     task = made()
     assert "offbeat[fast]" in (task.compilable() or "")
     with pytest.raises(InvalidValue, match="cannot be compiled"):
@@ -287,7 +287,7 @@ def test_a_numba_that_cannot_be_loaded_is_an_obstacle(monkeypatch: pytest.Monkey
     def broken(name: str) -> None:
         raise ImportError(f"{name} needs another numpy")
 
-    monkeypatch.setattr(compiled, "import_module", broken)
+    monkeypatch.setattr(compiled_chain, "import_module", broken)
     assert "needs another numpy" in (made().compilable() or "")
 
 

@@ -15,7 +15,7 @@ import offbeat.torch
 from offbeat.core.layout import Model, Vector
 from offbeat.errors import InvalidValue, LayoutMismatch
 from offbeat.task import Trained, Work, solve, start
-from offbeat.train.lanes import Pool, stream
+from offbeat.train.lanes import SamplePool, stream
 from offbeat.train.randomness import keyed
 from offbeat.train.solver import SORTED_SAMPLES_MAX, Batch, Solver
 from offbeat.train.stacked import lanes_for
@@ -385,7 +385,7 @@ def test_data_are_asked_for_once_and_no_more_than_the_limit_is_kept(monkeypatch:
 
 
 def test_a_pool_holds_so_many_devices() -> None:
-    pool = Pool(classes, devices_max=3)
+    pool = SamplePool(classes, devices_max=3)
     for devices in ([0, 1, 2], [1, 3], [4, 5, 6], [6, 6, 4]):
         for device, begin in zip(devices, pool.begins(devices), strict=True):
             inputs, targets = classes(device)

@@ -9,12 +9,12 @@ import pytest
 
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import WorkerBarred, WorkerReadmitted
-from offbeat.sim import faults
 from offbeat.sim.run import Simulation, Stop
 from offbeat.storage.json_file import write_json
 from offbeat.storage.ledger import Ledger
 from offbeat.web import asynchrony, overview, updates, workers
 from offbeat.web.reading import Reading
+from tests.simulation import faults
 from tests.web.looking import SOME, Told, rows_of, simulated
 
 SEEDS = range(24)

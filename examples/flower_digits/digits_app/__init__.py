@@ -1,1 +1,1 @@
-"""Handwritten digits on Flower: the ClientApp is as in Flower's quickstart, the ServerApp has one line of ours."""
+"""Handwritten digits on Flower: Flower's quickstart, with one mod in the ClientApp and another strategy."""

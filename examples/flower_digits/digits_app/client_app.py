@@ -1,4 +1,4 @@
-"""Owns what a node does: Flower's quickstart as it is, but for the mod that adds the proximal term."""
+"""Owns the training on a node: Flower's quickstart, and the mod that adds the proximal term."""
 
 import time
 
@@ -21,7 +21,7 @@ def train(msg: Message, context: Context) -> Message:
     net.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     loader = load_data(int(context.node_config["partition-id"]), int(context.node_config["num-partitions"]))
     loss = train_net(net, loader, lr=float(msg.content["config"]["lr"]))
-    time.sleep(float(context.node_config.get("delay-s", 0.0)))  # a slow node, for those who run several on one machine
+    time.sleep(float(context.node_config.get("delay-s", 0.0)))  # plays a slow node when several run on one machine
     metrics = MetricRecord({"train_loss": loss, "num-examples": len(loader.dataset)})  # type: ignore[arg-type]
     content = RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics})
     return Message(content=content, reply_to=msg)

@@ -1,4 +1,4 @@
-"""Owns what the server does: Flower's quickstart with `FedAsync` in the place of `FedAvg`."""
+"""Owns the server: Flower's quickstart with `FedAsync` in place of `FedAvg`."""
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
@@ -12,7 +12,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train until enough updates were mixed, and say how it went."""
+    """Train for the configured number of epochs, and print the accuracy."""
     config = context.run_config
     strategy = FedAsync(  # this was: FedAvg()
         epochs=int(config["epochs"]),
@@ -33,7 +33,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def evaluate(_epoch: int, arrays: ArrayRecord) -> MetricRecord:
-    """The model on the test images."""
+    """Loss and accuracy on the test images."""
     net = Net()
     net.load_state_dict(arrays.to_torch_state_dict())
     loss, accuracy = test(net)

@@ -17,20 +17,19 @@ class Net(nn.Module):
         self.layers = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """The logits."""
         logits: Tensor = self.layers(pixels)
         return logits
 
 
 def load_data(partition: int, partitions: int) -> DataLoader[tuple[Tensor, ...]]:
-    """The training images of one node: every so-manieth of all."""
+    """The training images of one node: every n-th of all, n being the number of partitions."""
     pixels, labels = _images()
     mine = torch.arange(TEST_SAMPLES + partition, len(labels), partitions)
     return DataLoader(TensorDataset(pixels[mine], labels[mine]), batch_size=BATCH_SIZE, shuffle=True, drop_last=True)
 
 
 def train(net: nn.Module, loader: DataLoader[tuple[Tensor, ...]], lr: float, epochs: int = 1) -> float:
-    """Passes over the node's data by plain SGD; the mean loss."""
+    """Train with plain SGD on the node's data; returns the mean loss."""
     optimizer = torch.optim.SGD(net.parameters(), lr=lr)
     net.train()
     total = 0.0

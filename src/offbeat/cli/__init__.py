@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from offbeat.cli.access import init, token
-from offbeat.cli.bench import bench
 from offbeat.cli.look import export, readmit, runs, status, verify
 from offbeat.cli.options import FILE, FOLDER, JSON, flags_of, place_options, settings_of, settings_options
 from offbeat.cli.report import report
@@ -169,5 +168,5 @@ def reproduce(target: str, as_: Any, scale: str, folder: Path | None, work: Path
     run(target, scale=scale, as_=as_, folder=folder, work=work, place=Place(**place), as_json=as_json)
 
 
-for command in (bench, status, runs, ui, report, verify, export, track, readmit, init, token, work):
+for command in (status, runs, ui, report, verify, export, track, readmit, init, token, work):
     main.add_command(command)

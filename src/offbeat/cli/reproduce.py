@@ -11,10 +11,10 @@ from rich.table import Table
 from offbeat.cli.simulate import INTERRUPTED, stopping
 from offbeat.errors import MissingExtra, OffbeatError
 from offbeat.report import curve_run, report_curves
-from offbeat.reproduce.curves import Results
+from offbeat.reproduce.figure_curves import CurveResults
 from offbeat.reproduce.paper import As
-from offbeat.reproduce.run import run_target
-from offbeat.reproduce.targets import Target, target
+from offbeat.reproduce.target_runs import run_target
+from offbeat.reproduce.targets import ReproductionTarget, target
 from offbeat.sim.curve import Point
 from offbeat.sim.places import Place
 from offbeat.sim.run import Stop
@@ -24,7 +24,6 @@ CHECKOUT, ELSEWHERE = Path("docs/reproduction"), Path("runs/reproduction")
 
 
 def reproduce(name: str, *, scale: str, as_: As, folder: Path | None, work: Path, place: Place, as_json: bool) -> None:
-    """Run, draw and report."""
     wanted = target(name, scale, as_)
     place.check(())
     folder = (folder or (CHECKOUT if CHECKOUT.is_dir() else ELSEWHERE)) / f"{scale}-{as_}"
@@ -32,7 +31,7 @@ def reproduce(name: str, *, scale: str, as_: As, folder: Path | None, work: Path
         from offbeat.reproduce import figures
     except ModuleNotFoundError as error:
         raise MissingExtra(str(error.name), "demo") from error
-    results = Results(folder)
+    results = CurveResults(folder)
     try:
         results.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -51,7 +50,7 @@ def reproduce(name: str, *, scale: str, as_: As, folder: Path | None, work: Path
         click.echo(json.dumps(plain({**summary, "dir": str(folder)})))
 
 
-def _run(wanted: Target, results: Results, work: Path, place: Place) -> None:
+def _run(wanted: ReproductionTarget, results: CurveResults, work: Path, place: Place) -> None:
     console = Console(stderr=True)
     columns = (TextColumn(wanted.name), BarColumn(), TextColumn("{task.fields[news]}"), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress, stopping() as stop_if_asked:
@@ -64,8 +63,7 @@ def _run(wanted: Target, results: Results, work: Path, place: Place) -> None:
         run_target(wanted, results, work, **place._asdict(), tell=tell)
 
 
-def _report(wanted: Target, results: Results, folder: Path) -> None:
-    """All runs of the target as one page."""
+def _report(wanted: ReproductionTarget, results: CurveResults, folder: Path) -> None:
     from offbeat.reproduce.figures import label_of
 
     runs = [
@@ -82,7 +80,7 @@ def _ends(points: list[Point]) -> dict[str, float | None]:
     return {"t": points[-1].t, "gradients": points[-1].gradients}
 
 
-def _table(wanted: Target, ends: list[dict[str, object]]) -> Table:
+def _table(wanted: ReproductionTarget, ends: list[dict[str, object]]) -> Table:
     table = Table(box=None, pad_edge=False, title=wanted.title, title_justify="left")
     for heading in ("curve", wanted.metric, "best", "gradients", "seeds", "run for (s)"):
         table.add_column(heading, justify="left" if heading == "curve" else "right")

@@ -20,7 +20,7 @@ if find_spec("flwr") is None:
 
 
 def __getattr__(name: str) -> Any:
-    """Each is imported when it is first used: a node, which starts a process per task, needs nothing of the server."""
+    """Imported on first use: a node starts a process per task, and should not load the server's parts each time."""
     if name in _LATER:
         return getattr(import_module(f"offbeat.flower.{_LATER[name]}"), name)
     raise AttributeError(f"module 'offbeat.flower' has no attribute {name!r}")

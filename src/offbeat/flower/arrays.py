@@ -3,7 +3,7 @@
 Rules kept here:
 - Floats of any width are mixed in float32 and go out as they came in: same names, same order, same dtypes.
 - Whole numbers and booleans (BatchNorm's counter) do not mix: they follow the newest update.
-- A reply that does not fit is refused by the name of what does not fit; floats may come in another width.
+- A reply that does not fit is refused, and the error names the array. Floats may come in another width.
 """
 
 from collections.abc import Mapping
@@ -34,13 +34,12 @@ class Arrays:
         return [name for name, dtype in self._dtypes.items() if dtype.kind == "f" and dtype.itemsize > 4]
 
     def model(self, record: ArrayRecord) -> Model:
-        """A record as a model of its own."""
         return self.layout.pack(_narrowed(_read(record)))
 
     def record(self, model: Model) -> ArrayRecord:
-        """A model as a record; the same model gives the same record, which is then serialised once."""
+        """The record of a model; asked twice for the same model it is the same record, which is serialised once."""
         if self._record is None or self._record[0] is not model:
-            with np.errstate(over="ignore"):  # a float16 that cannot hold it: whoever trains on it sees infinity
+            with np.errstate(over="ignore"):  # too large for a float16: the node that trains on it sees infinity
                 arrays = {name: model[name].astype(dtype) for name, dtype in self._dtypes.items()}
             record = ArrayRecord({name: FlowerArray(array) for name, array in arrays.items()})
             self._record = (model, record)
@@ -51,11 +50,11 @@ def _read(record: ArrayRecord) -> dict[str, Array]:
     try:
         return {name: np.asarray(array.numpy()) for name, array in record.items()}
     except (TypeError, ValueError, OSError, EOFError) as error:
-        raise InvalidValue(f"the ArrayRecord holds what numpy cannot read ({error}); send numpy arrays") from error
+        raise InvalidValue(f"the ArrayRecord holds data that numpy cannot read ({error}); send numpy arrays") from error
 
 
 def _narrowed(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as such
+    with np.errstate(over="ignore"):  # a number that is too large becomes infinite, and the update is refused for it
         return {n: a.astype(np.float32) if a.dtype.kind == "f" else a for n, a in arrays.items()}
 
 

@@ -1,7 +1,7 @@
-"""Owns who is who: Flower's nodes have long numbers and come and go, the coordinator's workers are 0, 1, 2...
+"""Owns which node is which worker: Flower's nodes have long numbers and come and go, workers are 0, 1, 2...
 
 Rules kept here:
-- A node keeps its worker's number for ever, over restarts; the ledger is where this is remembered.
+- A node keeps its worker's number for ever, over restarts: the ledger has it.
 - A worker serves the device of its own number: a Flower node is both.
 """
 
@@ -11,7 +11,7 @@ from offbeat.protocol.messages import WorkerJoined
 
 
 class Nodes:
-    """All nodes that ever were connected, and who of them is now."""
+    """All nodes that were ever connected, and those that are connected now."""
 
     def __init__(self, history: Iterable[WorkerJoined] = ()) -> None:
         self._worker: dict[int, int] = {}
@@ -22,17 +22,16 @@ class Nodes:
             self._know(int(event.name), event.worker)
 
     def worker(self, node: int) -> int:
-        """The number of a node; one that was never seen gets the next."""
+        """The worker of a node; a new node gets the next number."""
         if node not in self._worker:
             self._know(node, len(self._worker))
         return self._worker[node]
 
     def node(self, worker: int) -> int:
-        """The node of a worker."""
         return self._node[worker]
 
     def look(self, connected: Iterable[int]) -> tuple[list[int], list[int]]:
-        """Take note of who is connected now; answers the workers that came, and those that left."""
+        """Note which nodes are connected; returns the workers that came, and those that left."""
         now = {self.worker(node) for node in sorted(connected)}
         came, left = sorted(now - self.present), sorted(self.present - now)
         self.present = now

@@ -2,11 +2,11 @@
 
 Rules kept here:
 - While a ClientApp trains, every step of a torch optimizer on its thread sees the gradient of the proximal term,
-  rho (x - x_tau), added to that of the loss: what the objective's own gradient would be.
-- x_tau is what was received. A parameter is known by its value before its first step, which is that of a received
+  rho (x - x_tau), added to the gradient of the loss.
+- x_tau is the received model. A parameter is recognised by its value before its first step, which equals a received
   array; one that was not received (a head of the node's own) has no x_tau and is left alone.
-- What cannot work is said, not passed over: an optimizer that makes its gradient within its step is refused, and a
-  training in which no received parameter was stepped is warned about.
+- An optimizer that makes its gradient within its step is refused. A training in which no received parameter was
+  stepped is warned about.
 """
 
 import logging
@@ -31,7 +31,7 @@ def proximal_mod(message: Message, context: Context, call_next: Callable[[Messag
     if not rho or not message.metadata.message_type.startswith(MessageType.TRAIN):
         return call_next(message, context)
     received = [array.numpy() for record in message.content.array_records.values() for array in record.values()]
-    pull = Pull(rho, received)
+    pull = ProximalPull(rho, received)
     try:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
     except ModuleNotFoundError as error:
@@ -41,7 +41,7 @@ def proximal_mod(message: Message, context: Context, call_next: Callable[[Messag
         return call_next(message, context)
     finally:
         hook.remove()
-        pull.tell()
+        pull.warn_if_unused()
 
 
 def rho_of(content: RecordDict) -> float:
@@ -53,13 +53,13 @@ def rho_of(content: RecordDict) -> float:
     return float(rho)
 
 
-class Pull:
+class ProximalPull:
     """Adds rho (x - x_tau) to gradients, on one thread."""
 
     def __init__(self, rho: float, received: Iterable[Array]) -> None:
         self.rho = rho
         self.steps = 0
-        """Steps that were pulled back."""
+        """Optimizer steps that got the proximal term."""
         self._by_shape: dict[tuple[int, ...], list[Array]] = {}
         for array in received:
             self._by_shape.setdefault(array.shape, []).append(array)
@@ -68,7 +68,7 @@ class Pull:
         self._thread = threading.get_ident()
 
     def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Called by torch before every step of every optimizer; the gradients are there."""
+        """Called by torch before every step of every optimizer, when the gradients are complete."""
         if threading.get_ident() != self._thread:
             return
         if kwargs.get("closure") is not None or any(callable(argument) for argument in args[1:]):
@@ -94,9 +94,9 @@ class Pull:
         alike = self._by_shape.get(tuple(now.shape), ())
         return now.clone() if any(bool((now == now.new_tensor(array)).all()) for array in alike) else None
 
-    def tell(self) -> None:
-        """Say so where the term had no effect."""
+    def warn_if_unused(self) -> None:
         if not self.steps:
             log.warning(
-                "rho is %g, but no torch optimizer stepped a received parameter: there was no proximal term", self.rho
+                "rho is %g, but no torch optimizer stepped a received parameter: this training had no proximal term",
+                self.rho,
             )

@@ -1,4 +1,4 @@
-"""Owns what `FedAsync.start` gives back: what Flower's strategies give, and how asynchronous it was."""
+"""Owns the result of `FedAsync.start`: that of Flower's strategies, and the history of mixed updates."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ class Applied(NamedTuple):
     tau: int
     staleness: int
     alpha_t: float
-    """Its coefficient: what x_new counted."""
+    """The weight of its x_new."""
     at: float
     """Seconds on the run's own clock."""
 
@@ -31,27 +31,27 @@ class Result(FlowerResult):  # type: ignore[misc]  # user code may ask for its t
     """Flower's result, its dictionaries keyed by epoch t instead of round."""
 
     history: list[Applied] = field(default_factory=list)
-    """Every mixed update in its order, those of before a resume included."""
+    """Every mixed update in order, including those before a resume."""
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """What summary.json says."""
+    """The content of summary.json."""
 
 
 def applied(ledger: Ledger, nodes: Nodes) -> Iterator[Applied]:
-    """The history that a ledger tells."""
+    """The mixed updates of a ledger."""
     for d in ledger.decisions():
         if d.mix is not None:
             yield Applied(d.t, nodes.node(d.lease.worker), d.lease.tau, d.staleness, d.mix.new, d.at)
 
 
 class TrainMetrics:
-    """What nodes said of their training, by the epoch that it went into."""
+    """The metrics that nodes reported with their updates, by the epoch that the update went into."""
 
     def __init__(self) -> None:
         self.by_epoch: dict[int, MetricRecord] = {}
         self._group: list[tuple[int, MetricRecord]] = []
 
     def take(self, answer: AnswerPush, metrics: MetricRecord) -> None:
-        """Note the metrics of an update that was applied; where several make one epoch, their mean by samples."""
+        """Keep the metrics of an applied update; where several make one epoch, their mean weighted by samples."""
         decision = answer.decision
         if decision is None or decision.mix is None or answer.repeated:
             return
@@ -62,7 +62,7 @@ class TrainMetrics:
 
 
 def _mean(group: list[tuple[int, MetricRecord]]) -> MetricRecord:
-    """Of what all of them say as one number."""
+    """Of the metrics that all of them report as one number."""
     total = sum(samples for samples, _ in group)
     names = [name for name, value in group[0][1].items() if not isinstance(value, list)]
     shared = [name for name in names if all(isinstance(metrics.get(name), int | float) for _, metrics in group)]

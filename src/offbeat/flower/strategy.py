@@ -1,8 +1,8 @@
-"""Owns `FedAsync`: what a ServerApp uses in the place of one of Flower's own strategies.
+"""Owns `FedAsync`, which a ServerApp uses in place of one of Flower's own strategies.
 
 Rules kept here:
 - Settings have the names, the defaults and the meaning that they have everywhere in Offbeat.
-- `start` takes what Flower's strategies take, and gives back what they give.
+- `start` has the arguments and the result of Flower's strategies.
 """
 
 import hashlib
@@ -23,12 +23,12 @@ from offbeat.core.layout import Model
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue
 from offbeat.flower.arrays import Arrays
-from offbeat.flower.fleet import Fleet
+from offbeat.flower.fleet_loop import FleetLoop
+from offbeat.flower.flower_run import FlowerRun, Method
+from offbeat.flower.grid_messages import GridMessages, RecordKeys
 from offbeat.flower.nodes import Nodes
-from offbeat.flower.post import Keys, Post
+from offbeat.flower.polling_clock import PollingClock
 from offbeat.flower.result import Result, applied
-from offbeat.flower.run import Method, Run
-from offbeat.flower.watch import Watch
 from offbeat.protocol.messages import WorkerJoined
 from offbeat.settings import Settings
 from offbeat.storage.json_file import plain
@@ -41,16 +41,16 @@ KNOWN = (
     *("scheduler", "trigger_every_s", "over_selection", "group_deadline_s", "in_flight_max", "lease_s"),
     *("epochs", "until_s", "target", "evaluate_every", "rho", "seed"),
 )
-"""Settings that a run on Flower has; the others belong to a task, or to a simulated world."""
+"""Settings of a run on Flower; the others belong to a task, or to the simulator."""
 OF_THE_RULE = ("alpha", "alpha_schedule", "staleness_fn")
-"""Settings that make a rule of a name; a rule that is given as such has its own."""
+"""Settings of a rule that is given by its name; a `Rule` object has its own."""
 NODES_MAX = 1_000_000
-"""How many nodes there may be is for Flower to say."""
+"""No limit of its own: Flower decides how many nodes there are."""
 BAD_UPDATES_MAX = 5
 RELEASED_KEPT = 10_000
-"""Released tasks whose late reply is still judged: they are in every checkpoint, and a node has one at most."""
+"""Released tasks whose late reply is still decided on: every checkpoint holds them, and a node has at most one."""
 TTL_LEASES = 2.0
-"""A message lives for so many leases: what comes between the end of the lease and its own end comes late."""
+"""Time to live of a message, in leases: a reply may come late, after the end of its lease."""
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -77,22 +77,22 @@ class FedAsync:
     ) -> None:
         """`rule` is a rule or its name; `settings` are alpha, staleness_fn, in_flight_max, epochs and the like.
 
-        In `dir` the run is kept: started again, it goes on from there, and `offbeat status` and the like read it.
+        The run is kept in `dir`: started again it continues, and `offbeat status` and the other commands read it.
         """
         self.settings = _settings_of(rule, settings)
         self.rule = method.rule_of(self.settings) if isinstance(rule, str) else rule
         self._by_name, self._named = isinstance(rule, str), rule if isinstance(rule, str) else rule.spec
         self.dir = None if dir is None else Path(dir)
-        self.keys = Keys(arrayrecord_key, configrecord_key, weighted_by_key)
+        self.keys = RecordKeys(arrayrecord_key, configrecord_key, weighted_by_key)
         self.checkpoint_every, self.message_ttl_s, self.threads = checkpoint_every, message_ttl_s, threads
         self.poll_s, self.nodes_every_s = poll_s, nodes_every_s
-        self.watch_of: Callable[[float], Watch] = Watch
+        self.clock_from: Callable[[float], PollingClock] = PollingClock
         """How a run's clock is made."""
         for name in ("checkpoint_every", "message_ttl_s", "poll_s", "nodes_every_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InvalidValue(f"{name} is {value!r} but must be > 0")
-        self._method(self.settings)  # a setting that is out of range is refused here, not when the fleet is waiting
+        self._method(self.settings)  # refuses a setting that is out of range now, not when the fleet is waiting
 
     def start(
         self,
@@ -104,54 +104,56 @@ class FedAsync:
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Train until enough was mixed; takes and gives what Flower's own strategies do.
+        """Train to the end that the settings say; arguments and result are those of Flower's own strategies.
 
-        `num_rounds` is the number of epochs and `timeout` the lease, where FedAsync was not given its own.
+        `num_rounds` is the number of epochs and `timeout` the lease, where the settings give none.
         """
         settings = self._filled(num_rounds, timeout)
         if settings.target is not None and evaluate_fn is None:
-            raise InvalidValue(f"target is {settings.target!r}, but nobody evaluates; give evaluate_fn")
+            raise InvalidValue(f"target is {settings.target!r}, which only evaluate_fn can measure; give evaluate_fn")
         if evaluate_config:
-            log.warning("evaluate_config is not used: no evaluate messages are sent; give evaluate_fn")
+            log.warning("evaluate_config is not used: nodes get no evaluate messages; to evaluate, give evaluate_fn")
         arrays = Arrays(initial_arrays)
         if arrays.rounded:
-            log.warning("%s: mixed in float32, sent out as they came", ", ".join(arrays.rounded))
+            log.warning("%s: mixed in float32, sent out in their own dtype", ", ".join(arrays.rounded))
         config = ConfigRecord({**(train_config or {}), **({"rho": settings.rho} if settings.rho is not None else {})})
         with ExitStack() as last:
             folder = last.enter_context(self._folder(settings, arrays, last))
-            run = Run(
-                *(folder, self._method(settings), arrays.model(initial_arrays), self.watch_of),
+            run = FlowerRun(
+                *(folder, self._method(settings), arrays.model(initial_arrays), self.clock_from),
                 checkpoint_every=self.checkpoint_every,
                 threads=self.threads,
             )
             last.callback(run.updater.close)
-            post = Post(grid, arrays, config, self.keys, ttl_s=self.message_ttl_s or TTL_LEASES * settings.lease_s)
-            return self._run(run, post, evaluate_fn)
+            messages = GridMessages(
+                grid, arrays, config, self.keys, ttl_s=self.message_ttl_s or TTL_LEASES * settings.lease_s
+            )
+            return self._run(run, messages, evaluate_fn)
 
-    def _run(self, run: Run, post: Post, evaluate_fn: EvaluateFn | None) -> Result:
+    def _run(self, run: FlowerRun, messages: GridMessages, evaluate_fn: EvaluateFn | None) -> Result:
         joined = [event for row in run.ledger.rows("joined") if isinstance(event := as_event(row), WorkerJoined)]
         measured = {e.t: MetricRecord(dict(e.metrics)) for e in run.coordinator.evaluations}
         nodes = Nodes(joined)
 
         def evaluate(t: int, x: Model) -> Mapping[str, float] | None:
-            metrics = evaluate_fn(t, post.arrays.record(x)) if evaluate_fn else None
+            metrics = evaluate_fn(t, messages.arrays.record(x)) if evaluate_fn else None
             if metrics is None:
                 return None
             measured[t] = metrics
             return {name: float(value) for name, value in metrics.items() if not isinstance(value, list)}
 
-        fleet = Fleet(run, post, nodes, evaluate, poll_s=self.poll_s, nodes_every_s=self.nodes_every_s)
-        fleet.live()
+        fleet = FleetLoop(run, messages, nodes, evaluate, poll_s=self.poll_s, nodes_every_s=self.nodes_every_s)
+        fleet.run_to_end()
         run.checkpoint()
         summary = self._summary(run)
         history = list(applied(run.ledger, nodes))
         run.finish(summary)
-        return Result(post.arrays.record(run.x), fleet.metrics.by_epoch, {}, measured, history, summary)
+        return Result(messages.arrays.record(run.x), fleet.metrics.by_epoch, {}, measured, history, summary)
 
     # --- settings ----------------------------------------------------------------------------------------------------
 
     def _filled(self, num_rounds: int | None, timeout: float | None) -> Settings:
-        """The settings, with what `start` says where they say nothing."""
+        """The settings, completed by the arguments of `start`."""
         ends = (self.settings.epochs, self.settings.until_s, self.settings.target)
         filled = self.settings
         if num_rounds is not None and all(end is None for end in ends):
@@ -159,7 +161,7 @@ class FedAsync:
         if timeout is not None and filled.lease_s == Settings().lease_s:
             filled = replace(filled, lease_s=float(timeout))
         if not isfinite(filled.lease_s):
-            raise InvalidValue("lease_s is infinite: a node that dies would keep its place for ever; give it seconds")
+            raise InvalidValue("lease_s is infinite: a node that dies would keep its task for ever; give it in seconds")
         return filled
 
     def _method(self, settings: Settings) -> Method:
@@ -174,7 +176,7 @@ class FedAsync:
         path = self.dir or Path(last.enter_context(tempfile.TemporaryDirectory(prefix="offbeat-"))) / "run"
         return RunFolder.begin(path, {"task": "flower", "served": True, "rule": self._named, **recorded})
 
-    def _summary(self, run: Run) -> dict[str, Any]:
+    def _summary(self, run: FlowerRun) -> dict[str, Any]:
         c = run.coordinator
         mixed, total, largest = run.ledger.staleness()
         results: dict[str, Any] = {"t": c.t, "epochs": c.plan.epochs, "applied": c.applied, "gradients": c.gradients}
@@ -191,10 +193,10 @@ class FedAsync:
 
 
 def _settings_of(rule: str | Rule, settings: dict[str, Any]) -> Settings:
-    """The settings of a run; those that it cannot have are refused."""
+    """The settings of a run; a setting that a run on Flower does not have is refused."""
     for name in settings:
         if name in Settings.names() and name not in KNOWN:
-            raise InvalidValue(f"{name} is nothing that FedAsync on Flower can set; it knows {', '.join(KNOWN)}")
+            raise InvalidValue(f"{name} is no setting of FedAsync on Flower; it has {', '.join(KNOWN)}")
         if name in OF_THE_RULE and not isinstance(rule, str):
             raise InvalidValue(f"{name} belongs to a rule that is given by its name; rule {rule.spec} has its own")
     made = Settings.of({**({"rule": rule} if isinstance(rule, str) else {}), **settings})

@@ -1,4 +1,4 @@
-"""Owns what a target leaves: its picture (PNG, SVG), its numbers (CSV), its summary (JSON)."""
+"""Owns the files of a target: its picture (PNG, SVG), its numbers (CSV), its summary (JSON)."""
 
 import csv
 from collections.abc import Sequence
@@ -12,21 +12,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from offbeat.plots import COLOURS
-from offbeat.reproduce.curves import Curve, Results
-from offbeat.reproduce.targets import Target
+from offbeat.reproduce.figure_curves import CurveResults, FigureCurve
+from offbeat.reproduce.targets import ReproductionTarget
 from offbeat.sim.curve import Point
 from offbeat.storage.json_file import write_json
 
 AXES = {"gradients": "gradients applied to the global model", "virtual_s": "virtual time (s)"}
 HUES = {"Const": COLOURS[0], "Poly": COLOURS[1], "Hinge": COLOURS[2], "FedAvg": "#444444", "SGD": "#444444"}
-"""A colour for each way of weighing; the baselines are grey."""
+"""A colour for each staleness function; the baselines are grey."""
 SHADES = ("-", (0, (5, 1.5)), (0, (1, 1)))
-"""A line for each alpha, and for each kind of baseline."""
+"""A line style for each alpha, and for each kind of baseline."""
 PERPLEXITY_MAX = 600.0
 
 
-class End(NamedTuple):
-    """The end of a curve over its seeds."""
+class CurveEnd(NamedTuple):
+    """The final metric of a curve, over its seeds."""
 
     label: str
     mean: float
@@ -38,8 +38,8 @@ class End(NamedTuple):
     wall_s: float
 
 
-def write(target: Target, results: Results, folder: Path) -> dict[str, Any]:
-    """Picture, numbers and summary of what is there; answers the summary."""
+def write(target: ReproductionTarget, results: CurveResults, folder: Path) -> dict[str, Any]:
+    """Write picture, numbers and summary of the results so far; returns the summary."""
     folder.mkdir(parents=True, exist_ok=True)
     ends = [end for curve in target.curves if (end := _end(curve, target, results))]
     figure = Figure(figsize=(8.5, 5), layout="constrained", dpi=120)
@@ -59,13 +59,13 @@ def write(target: Target, results: Results, folder: Path) -> dict[str, Any]:
     return summary
 
 
-def label_of(curve: Curve, target: Target) -> str:
-    """What the target calls it: by its place in the figure, where its curves differ in that alone."""
-    return next((f"{line} {x}" for line, x, hashed in target.places.values() if hashed == curve.hash), curve.label)
+def label_of(curve: FigureCurve, target: ReproductionTarget) -> str:
+    """The curve's place in the figure, in a figure of places; elsewhere its own label."""
+    return next((f"{line} {x}" for line, x, placed in target.places if placed.hash == curve.hash), curve.label)
 
 
-def _end(curve: Curve, target: Target, results: Results) -> End | None:
-    runs = [points for seed, points in results.points(curve).items() if seed in curve.seeds]
+def _end(curve: FigureCurve, target: ReproductionTarget, results: CurveResults) -> CurveEnd | None:
+    runs = _runs(curve, results)
     if not runs:
         return None
     finals = [points[-1].metrics[target.metric] for points in runs]
@@ -74,13 +74,17 @@ def _end(curve: Curve, target: Target, results: Results) -> End | None:
     walls = [run["wall_s"] for run in results.facts(curve)["runs"].values()]
     label = label_of(curve, target)
     spread = stdev(finals) if len(finals) > 1 else 0.0
-    return End(label, fmean(finals), spread, fmean(best), runs[0][-1].gradients, len(runs), round(sum(walls), 1))
+    return CurveEnd(label, fmean(finals), spread, fmean(best), runs[0][-1].gradients, len(runs), round(sum(walls), 1))
 
 
-def _numbers(path: Path, ends: Sequence[End]) -> None:
+def _runs(curve: FigureCurve, results: CurveResults) -> list[list[Point]]:
+    return [points for seed, points in results.points(curve).items() if seed in curve.seeds]
+
+
+def _numbers(path: Path, ends: Sequence[CurveEnd]) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(End._fields)
+        writer.writerow(CurveEnd._fields)
         for end in ends:
             writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in end])
 
@@ -88,20 +92,19 @@ def _numbers(path: Path, ends: Sequence[End]) -> None:
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 
-def _curves(axes: Axes, target: Target, results: Results) -> None:
-    """Metric against gradients or time: mean over the seeds, spread as a band; curves that are one run, once."""
-    drawn: dict[str, list[str]] = {}
+def _curves(axes: Axes, target: ReproductionTarget, results: CurveResults) -> None:
+    """Metric against gradients or time: mean over the seeds, spread as a band. Curves of the same runs share a line."""
+    same: dict[str, list[FigureCurve]] = {}
     for curve in target.curves:
-        drawn.setdefault(curve.hash, []).append(curve.label)
-    by_hash = {curve.hash: curve for curve in reversed(target.curves)}
+        same.setdefault(curve.hash, []).append(curve)
     seen: dict[str, int] = {}
-    for hashed, labels in drawn.items():
-        runs = [points for seed, points in results.points(by_hash[hashed]).items() if seed in by_hash[hashed].seeds]
-        hue = next((name for name in HUES if name in labels[0]), "Const")
+    for curves in same.values():
+        runs = _runs(curves[0], results)
+        hue = next((name for name in HUES if name in curves[0].label), "Const")
         style = SHADES[2] if hue == "FedAvg" else SHADES[seen.get(hue, 0) % len(SHADES)]
         seen[hue] = seen.get(hue, 0) + 1
         if runs:
-            _band(axes, joined(labels), runs, target, HUES[hue], style)
+            _band(axes, joined([curve.label for curve in curves]), runs, target, HUES[hue], style)
     _labels(axes, target, AXES[target.axis], max(len(results.points(curve)) for curve in target.curves))
     if target.metric == "perplexity":
         axes.set_yscale("log")
@@ -122,7 +125,9 @@ def joined(labels: Sequence[str]) -> str:
     return " = ".join([method, *names]) + comma + rest
 
 
-def _band(axes: Axes, label: str, runs: Sequence[Sequence[Point]], target: Target, colour: str, style: Any) -> None:
+def _band(
+    axes: Axes, label: str, runs: Sequence[Sequence[Point]], target: ReproductionTarget, colour: str, style: Any
+) -> None:
     at = np.array([[getattr(p, "at" if target.axis == "virtual_s" else "gradients") for p in run] for run in runs])
     values = np.array([[point.metrics[target.metric] for point in run] for run in runs])
     middle = values.mean(axis=0)
@@ -132,13 +137,11 @@ def _band(axes: Axes, label: str, runs: Sequence[Sequence[Point]], target: Targe
         axes.fill_between(at.mean(axis=0), middle - spread, middle + spread, color=colour, alpha=0.15, linewidth=0)
 
 
-def _ends(axes: Axes, target: Target, results: Results) -> None:
+def _ends(axes: Axes, target: ReproductionTarget, results: CurveResults) -> None:
     """The final metric against the maximum staleness."""
-    by_hash = {curve.hash: curve for curve in target.curves}
-    lines: dict[str, list[tuple[float, End]]] = {}
-    for line, x, hashed in target.places.values():
-        end = _end(by_hash[hashed], target, results)
-        if end:
+    lines: dict[str, list[tuple[float, CurveEnd]]] = {}
+    for line, x, curve in target.places:
+        if end := _end(curve, target, results):
             lines.setdefault(line, []).append((x, end))
     for (line, places), colour in zip(lines.items(), COLOURS, strict=False):
         x, ends = zip(*sorted(places), strict=True)
@@ -150,16 +153,13 @@ def _ends(axes: Axes, target: Target, results: Results) -> None:
     axes.legend(frameon=False)
 
 
-def _grid(axes: Axes, target: Target, results: Results) -> None:
+def _grid(axes: Axes, target: ReproductionTarget, results: CurveResults) -> None:
     """The final metric of every combination, side by side."""
-    by_hash = {curve.hash: curve for curve in target.curves}
-    names = list(dict.fromkeys(x for _, x, _ in target.places.values()))
+    names = list(dict.fromkeys(place.x for place in target.places))
     seeds = 0
     for k, colour, shift in ((4, COLOURS[0], -0.12), (16, COLOURS[1], 0.12)):
-        found = [
-            (names.index(x), _end(by_hash[h], target, results)) for line, x, h in target.places.values() if line == k
-        ]
-        there = [(x, end) for x, end in found if end]
+        here = [(names.index(place.x), place.curve) for place in target.places if place.line == k]
+        there = [(x, end) for x, curve in here if (end := _end(curve, target, results))]
         seeds = max([seeds, *(end.seeds for _, end in there)])
         x = [place + shift for place, _ in there]
         means, spreads = [end.mean for _, end in there], [end.spread for _, end in there]
@@ -171,7 +171,7 @@ def _grid(axes: Axes, target: Target, results: Results) -> None:
     axes.legend(frameon=False)
 
 
-def _labels(axes: Axes, target: Target, x: str, seeds: int) -> None:
+def _labels(axes: Axes, target: ReproductionTarget, x: str, seeds: int) -> None:
     spread = f"{seeds} seeds: mean and standard deviation" if seeds > 1 else "1 seed"
     name = {"accuracy": "top-1 accuracy on the test set", "perplexity": "perplexity on the test set"}[target.metric]
     axes.set(xlabel=x, ylabel=name, title=f"{target.title} ({spread})")

@@ -16,8 +16,8 @@ CIFAR_EPOCHS, WIKITEXT_EPOCHS = 2000, 4000
 
 
 @dataclass(frozen=True)
-class Reading:
-    """The settings of one data set, read one way."""
+class PaperReading:
+    """The settings of one data set: as the paper states them, or as the authors' code has them."""
 
     common: Values
     fedasync: Values
@@ -30,8 +30,8 @@ class Reading:
     """The share of the run after which alpha is halved."""
 
 
-CIFAR: dict[As, Reading] = {
-    "text": Reading(
+CIFAR: dict[As, PaperReading] = {
+    "text": PaperReading(
         common={"gamma": 0.1},
         fedasync={"rho": 0.005},
         fedavg={"rho": 0.0},
@@ -39,7 +39,7 @@ CIFAR: dict[As, Reading] = {
         alphas=(0.6, 0.9),
         hinge_b={4: 4, 16: 4},
     ),
-    "authors": Reading(
+    "authors": PaperReading(
         common={"gamma": 0.1, "weight_decay": 1e-4},
         fedasync={"rho": 0.05, "warm_up": "0,5,0.01", "batch_norm": "newest"},  # their flag 0.005 is gamma*rho
         fedavg={"rho": 0.0, "warm_up": "90,5,0.01", "scheduler": "fair"},  # every device once in ten groups
@@ -52,8 +52,8 @@ CIFAR: dict[As, Reading] = {
 STALENESS_RHO: dict[As, float] = {"text": 0.01, "authors": 0.1}
 """The rho of the figure on staleness; again the authors' flag is gamma*rho."""
 
-WIKITEXT: dict[As, Reading] = {
-    "text": Reading(
+WIKITEXT: dict[As, PaperReading] = {
+    "text": PaperReading(
         common={"gamma": 20.0},
         fedasync={"rho": 0.0001},
         fedavg={"rho": 0.0},
@@ -61,7 +61,7 @@ WIKITEXT: dict[As, Reading] = {
         alphas=(0.4, 0.8),
         hinge_b={4: 2, 16: 2},
     ),
-    "authors": Reading(
+    "authors": PaperReading(
         common={"gamma": 20.0, "gamma_schedule": "plateau:loss,0.25", "warm_up": "all,1,0.1"},
         fedasync={"rho": 0.0},  # the line that would apply it is missing in their loop
         fedavg={"rho": 0.0, "scheduler": "fair"},

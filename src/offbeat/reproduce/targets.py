@@ -1,11 +1,12 @@
-"""Owns the targets: which curves make which figure, at which scale."""
+"""Owns the targets: which curves each figure has, at which scale."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Literal, NamedTuple
 
 from offbeat.errors import InvalidValue
-from offbeat.reproduce.curves import Curve
+from offbeat.reproduce.figure_curves import FigureCurve
 from offbeat.reproduce.paper import (
     CIFAR,
     CIFAR_EPOCHS,
@@ -14,7 +15,7 @@ from offbeat.reproduce.paper import (
     WIKITEXT,
     WIKITEXT_EPOCHS,
     As,
-    Reading,
+    PaperReading,
     Values,
 )
 
@@ -80,34 +81,41 @@ SCALES: dict[str, Scale] = {
 }
 
 
+class PlacedCurve(NamedTuple):
+    """Where the final metric of a curve goes in a figure of kind `ends` or `grid`."""
+
+    line: Any
+    x: Any
+    curve: FigureCurve
+
+
 @dataclass(frozen=True)
-class Target:
+class ReproductionTarget:
     """One figure."""
 
     name: str
     title: str
     metric: str
-    curves: tuple[Curve, ...]
+    curves: tuple[FigureCurve, ...]
     kind: Kind = "curves"
     axis: Literal["gradients", "virtual_s"] = "gradients"
-    places: dict[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
-    """For `ends` and `grid`: where a curve's final metric goes, (line, x)."""
+    places: tuple[PlacedCurve, ...] = ()
+    """For `ends` and `grid`; two places may share one curve."""
 
 
 @dataclass(frozen=True)
-class Maker:
-    """Makes curves of one data set, read one way, at one scale."""
+class CurveMaker:
+    """Makes the curves of one data set, for one reading of the paper and one scale."""
 
     task: str
-    reading: Reading
+    reading: PaperReading
     values: Values
     epochs: int
     h: int
     """Gradients of one task: 10 on CIFAR-10, 30 on WikiText-2 (29 where a device has one chunk less)."""
     scale: Scale
 
-    def fedasync(self, adaptive: str, alpha: float, k: int, **changes: Any) -> Curve:
-        """FedAsync with maximum staleness k."""
+    def fedasync(self, adaptive: str, alpha: float, k: int, **changes: Any) -> FigureCurve:
         epochs = changes.pop("epochs", self.epochs)
         values = {
             "device_model": f"sampled:{k}",
@@ -126,28 +134,27 @@ class Maker:
             return "constant"  # where no staleness exceeds b, Hinge is Const, and the runs are the same
         return "polynomial:0.5" if adaptive == "Poly" else f"hinge:{HINGE_A},{b:g}"
 
-    def fedavg(self, **changes: Any) -> Curve:
-        """FedAvg of ten devices, as many gradients."""
+    def fedavg(self, **changes: Any) -> FigureCurve:
+        """FedAvg of ten devices, with as many gradients as FedAsync."""
         groups = max(1, self.epochs // FEDAVG_K)
         values = {"rule": f"fedavg:{FEDAVG_K}", "device_model": "constant", "in_flight_max": FEDAVG_K, "epochs": groups}
         return self._curve("FedAvg, k 10", groups, values | self.reading.fedavg | changes)
 
-    def sgd(self, label: str = "SGD", **changes: Any) -> Curve:
-        """One machine, as many gradients; a version is as many of them as a task has."""
+    def sgd(self, label: str = "SGD", **changes: Any) -> FigureCurve:
+        """SGD on one machine with as many gradients; each version takes as many of them as a task does."""
         epochs = changes.pop("epochs", self.epochs)
         values = {"rule": "sgd", "local_iterations": self.h, "epochs": epochs, **self.reading.sgd}
         return self._curve(label, epochs, values | changes)
 
-    def _curve(self, label: str, epochs: int, values: Values) -> Curve:
+    def _curve(self, label: str, epochs: int, values: Values) -> FigureCurve:
         every = max(1, epochs // self.scale.evaluations)
         merged = {"executor": "inline", "evaluate_every": every, **self.reading.common, **self.values, **values}
         if merged.get("rule") == "sgd" and str(merged.get("warm_up", "all")).partition(",")[0] != "all":
             del merged["warm_up"]
-        return Curve(label, self.task, merged, self.scale.seeds)
+        return FigureCurve(label, self.task, merged, self.scale.seeds)
 
 
-def target(name: str, scale: str = "laptop", as_: As = "text") -> Target:
-    """A target by its name."""
+def target(name: str, scale: str = "laptop", as_: As = "text") -> ReproductionTarget:
     if name not in TARGETS:
         raise InvalidValue(f"unknown target {name!r}; use one of {', '.join(TARGETS)}")
     if scale not in SCALES:
@@ -155,100 +162,94 @@ def target(name: str, scale: str = "laptop", as_: As = "text") -> Target:
     return TARGETS[name](SCALES[scale], as_)
 
 
-def _cifar(scale: Scale, as_: As) -> Maker:
-    return Maker("cifar10", CIFAR[as_], scale.cifar, scale.cifar_epochs, 10, scale)
+def _cifar(scale: Scale, as_: As) -> CurveMaker:
+    return CurveMaker("cifar10", CIFAR[as_], scale.cifar, scale.cifar_epochs, 10, scale)
 
 
-def _wikitext(scale: Scale, as_: As) -> Maker:
-    return Maker("wikitext2", WIKITEXT[as_], scale.wikitext, scale.wikitext_epochs, 30, scale)
+def _wikitext(scale: Scale, as_: As) -> CurveMaker:
+    return CurveMaker("wikitext2", WIKITEXT[as_], scale.wikitext, scale.wikitext_epochs, 30, scale)
 
 
-def _cifar_k(k: int) -> Callable[[Scale, As], Target]:
-    def make(scale: Scale, as_: As) -> Target:
+def _cifar_k(k: int) -> Callable[[Scale, As], ReproductionTarget]:
+    def make(scale: Scale, as_: As) -> ReproductionTarget:
         maker = _cifar(scale, as_)
         large = {"batch_size": 1000, "epochs": max(1, scale.large_batch_gradients // maker.h)}
         curves = [maker.sgd("SGD, batch 50", batch_size=50), maker.sgd("SGD, batch 1000", **large), maker.fedavg()]
         curves += [maker.fedasync(fn, alpha, k) for alpha in maker.reading.alphas for fn in ADAPTIVE]
-        return Target(f"cifar-k{k}", f"CIFAR-10, maximum staleness {k}", "accuracy", tuple(curves))
+        return ReproductionTarget(f"cifar-k{k}", f"CIFAR-10, maximum staleness {k}", "accuracy", tuple(curves))
 
     return make
 
 
-def _wikitext_k(k: int) -> Callable[[Scale, As], Target]:
-    def make(scale: Scale, as_: As) -> Target:
+def _wikitext_k(k: int) -> Callable[[Scale, As], ReproductionTarget]:
+    def make(scale: Scale, as_: As) -> ReproductionTarget:
         maker = _wikitext(scale, as_)
         curves = [maker.sgd(), maker.fedavg()]
         curves += [maker.fedasync(fn, alpha, k) for alpha in maker.reading.alphas for fn in ADAPTIVE]
-        return Target(f"wikitext-k{k}", f"WikiText-2, maximum staleness {k}", "perplexity", tuple(curves))
+        return ReproductionTarget(f"wikitext-k{k}", f"WikiText-2, maximum staleness {k}", "perplexity", tuple(curves))
 
     return make
 
 
-def _staleness(scale: Scale, as_: As) -> Target:
+def _staleness(scale: Scale, as_: As) -> ReproductionTarget:
     maker, rho = _cifar(scale, as_), STALENESS_RHO[as_]
-    places: dict[str, tuple[Any, ...]] = {}
-    curves: dict[str, Curve] = {}
-    for fn in ADAPTIVE:
-        for k in scale.staleness:
-            curve = maker.fedasync(fn, 0.9, k, rho=rho)
-            curves[curve.hash] = curve
-            places[f"{fn} {k}"] = (fn, k, curve.hash)
-    title = "CIFAR-10 at the end, alpha 0.9"
-    return Target("staleness", title, "accuracy", tuple(curves.values()), "ends", places=places)
+    places = [PlacedCurve(fn, k, maker.fedasync(fn, 0.9, k, rho=rho)) for fn, k in product(ADAPTIVE, scale.staleness)]
+    return _placed("staleness", "CIFAR-10 at the end, alpha 0.9", "ends", places)
 
 
 GAMMAS, RHOS, ALPHAS = (0.05, 0.1, 0.2), (0.005, 0.01, 0.02), (0.5, 0.7, 0.9)
 
 
-def _sensitivity(scale: Scale, as_: As) -> Target:
+def _sensitivity(scale: Scale, as_: As) -> ReproductionTarget:
     maker = _cifar(scale, as_)
     factor = 10 if as_ == "authors" else 1  # their flag is gamma*rho
-    curves: dict[str, Curve] = {}
-    places: dict[str, tuple[Any, ...]] = {}
-    for k in (4, 16):
-        for gamma, rho, alpha in _grid(whole=scale.whole_grid):
-            changes = {"gamma": gamma, "rho": rho * factor, "epochs": scale.sensitivity_epochs}
-            curve = maker.fedasync("Const", alpha, k, **changes)
-            curves[curve.hash] = curve
-            places[f"{k} {gamma} {rho} {alpha}"] = (k, (gamma, rho, alpha), curve.hash)
-    return Target("sensitivity", "CIFAR-10, FedAsync+Const", "accuracy", tuple(curves.values()), "grid", places=places)
+    places = []
+    for k, (gamma, rho, alpha) in product((4, 16), _grid(whole=scale.whole_grid)):
+        changes = {"gamma": gamma, "rho": rho * factor, "epochs": scale.sensitivity_epochs}
+        places.append(PlacedCurve(k, (gamma, rho, alpha), maker.fedasync("Const", alpha, k, **changes)))
+    return _placed("sensitivity", "CIFAR-10, FedAsync+Const", "grid", places)
+
+
+def _placed(name: str, title: str, kind: Kind, places: Sequence[PlacedCurve]) -> ReproductionTarget:
+    curves = {place.curve.hash: place.curve for place in places}
+    return ReproductionTarget(name, title, "accuracy", tuple(curves.values()), kind, places=tuple(places))
 
 
 def _grid(*, whole: bool) -> Iterator[tuple[float, float, float]]:
-    """All combinations, or one setting changed at a time from the middle of all."""
-    for gamma in GAMMAS:
-        for rho in RHOS:
-            for alpha in ALPHAS:
-                changed = (gamma != GAMMAS[1]) + (rho != RHOS[1]) + (alpha != ALPHAS[1])
-                if whole or changed <= 1:
-                    yield gamma, rho, alpha
+    """All combinations, or those that change at most one setting from the middle of all."""
+    for gamma, rho, alpha in product(GAMMAS, RHOS, ALPHAS):
+        changed = (gamma != GAMMAS[1]) + (rho != RHOS[1]) + (alpha != ALPHAS[1])
+        if whole or changed <= 1:
+            yield gamma, rho, alpha
 
 
-def _skewed(scale: Scale, as_: As) -> Target:
+def _skewed(scale: Scale, as_: As) -> ReproductionTarget:
     maker = _cifar(scale, as_)
     skew = {"partition": "dirichlet:0.3"}
     curves = [maker.fedavg(**skew), *(maker.fedasync(fn, 0.6, 16, **skew) for fn in ADAPTIVE)]
     title = "CIFAR-10, Dirichlet(0.3), maximum staleness 16"
-    return Target("skewed", title, "accuracy", tuple(curves))
+    return ReproductionTarget("skewed", title, "accuracy", tuple(curves))
 
 
-def _clock(scale: Scale, as_: As) -> Target:
+def _clock(scale: Scale, as_: As) -> ReproductionTarget:
     maker = _cifar(scale, as_)
     devices = {"device_model": "lognormal:1.5", "in_flight_max": FEDAVG_K}
     curves = [maker.fedavg(**devices), *(maker.fedasync(fn, 0.6, 16, **devices) for fn in ADAPTIVE)]
-    return Target("clock", "CIFAR-10, lognormal:1.5 devices, ten at work", "accuracy", tuple(curves), axis="virtual_s")
+    return ReproductionTarget(
+        "clock", "CIFAR-10, lognormal:1.5 devices, ten at work", "accuracy", tuple(curves), axis="virtual_s"
+    )
 
 
-def _partial(scale: Scale, as_: As) -> Target:
-    """The paper's width for 3,000 gradients of one seed."""
+def _partial(scale: Scale, as_: As) -> ReproductionTarget:
+    """The network of the paper's width, for the first 3,000 gradients of one seed."""
     epochs = min(scale.cifar_epochs, 300)
-    maker = Maker("cifar10", CIFAR[as_], {}, epochs, 10, scale)
-    curves = [maker.fedavg(), maker.fedasync("Poly", 0.6, 4)]
-    one = tuple(Curve(curve.label, curve.task, curve.values, (0,)) for curve in curves)
-    return Target("cifar-partial", f"CIFAR-10, full width, the first {10 * epochs:,} gradients", "accuracy", one)
+    maker = CurveMaker("cifar10", CIFAR[as_], {}, epochs, 10, scale)
+    curves = tuple(replace(curve, seeds=(0,)) for curve in (maker.fedavg(), maker.fedasync("Poly", 0.6, 4)))
+    title = f"CIFAR-10, full width, the first {10 * epochs:,} gradients"
+    return ReproductionTarget("cifar-partial", title, "accuracy", curves)
 
 
-TARGETS: dict[str, Callable[[Scale, As], Target]] = {
+TARGETS: dict[str, Callable[[Scale, As], ReproductionTarget]] = {
     "cifar-k4": _cifar_k(4),
     "cifar-k16": _cifar_k(16),
     "wikitext-k4": _wikitext_k(4),

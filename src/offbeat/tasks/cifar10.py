@@ -1,7 +1,7 @@
 """Owns the built-in task `cifar10`: the paper's CNN on CIFAR-10, prepared as the authors' code prepares it.
 
-Images are cropped to their middle 24 x 24 pixels; the mean image of the training data is taken off, and what is left is
-divided by 128. Nothing is augmented.
+Images are cropped to their middle 24 x 24 pixels; the mean image of the training data is subtracted, and the result is
+divided by 128. There is no augmentation.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ def cifar10(
     width: int = 64,
     test_max: int = 10_000,
 ) -> Task:
-    """The paper's CNN (`width` 64; a quarter of it at 16) on 50,000 images, dealt out to the devices."""
+    """The paper's CNN (`width` 64; 16 is a quarter of it) on 50,000 images, dealt out to the devices."""
     at_least("width", width, 1)
     at_least("test_max", test_max, 1)
     images = data()
@@ -53,7 +53,7 @@ def cifar10(
 
 
 class PaperCNN(nn.Module):
-    """The table of the paper's appendix: each convolution is followed by ReLU and then by BatchNorm."""
+    """The network in the paper's appendix: each convolution is followed by ReLU and then by BatchNorm."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -77,7 +77,6 @@ class PaperCNN(nn.Module):
         xavier(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores of the classes."""
         scores: Tensor = self.classes(self.features(images))
         return scores
 
@@ -87,7 +86,7 @@ def _convolution(channels: int, out: int) -> tuple[nn.Module, ...]:
 
 
 def xavier(module: nn.Module) -> None:
-    """MXNet's default, which the authors use: matrices uniform by Xavier, every bias 0; BatchNorm as it is."""
+    """Start as MXNet does by default, and so the authors: Xavier-uniform matrices, biases 0, BatchNorm unchanged."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if parameter.ndim > 1:

@@ -1,4 +1,4 @@
-"""Owns data that are dealt out to devices and made ready when a device first asks for them."""
+"""Owns data that are dealt out to devices, and prepared when a device's part is read."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, overload
@@ -12,7 +12,7 @@ Pair = tuple[Any, Any]
 
 
 class Dealt(Sequence[Pair]):
-    """(inputs, targets) of every device; `prepare` makes a device's inputs from the raw ones."""
+    """(inputs, targets) of every device; `prepare` turns raw inputs into the model's."""
 
     def __init__(
         self,
@@ -38,6 +38,5 @@ class Dealt(Sequence[Pair]):
 
 
 def at_least(name: str, value: int, least: int) -> None:
-    """Refuse a setting of a task that is too small."""
     if value < least:
         raise InvalidValue(f"{name} is {value} but must be a whole number >= {least}")

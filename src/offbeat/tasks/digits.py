@@ -15,7 +15,7 @@ from offbeat.train.task import Task
 TEST_SAMPLES = 360
 SPLIT_SEED = 0
 FILE = Path("datasets", "data", "digits.csv.gz")
-"""In the folder of scikit-learn: 64 pixels and the label in each line."""
+"""In scikit-learn's folder: 64 pixels and the label in each line."""
 
 
 def digits(devices: int = 100, partition: str = "iid", partition_sizes: str | None = None, hidden: int = 32) -> Task:
@@ -45,7 +45,7 @@ def perceptron(hidden: int) -> nn.Module:
 
 
 def load_digits() -> tuple[Array, Array]:
-    """Images and labels, as `sklearn.datasets.load_digits` gives them, whose import takes longer than a short run."""
+    """Images and labels of `sklearn.datasets.load_digits`, whose import takes longer than a short run."""
     found = find_spec("sklearn")
     if found is None or not found.submodule_search_locations:
         raise MissingExtra("scikit-learn", "digits")

@@ -28,7 +28,7 @@ def wikitext2(
     at_least("width", width, 1)
     at_least("test_max", test_max, 1)
     if partition != "iid":
-        raise InvalidValue(f"partition is {partition!r} but text has no labels to be dealt out by; use iid")
+        raise InvalidValue(f"partition is {partition!r}, but text has no labels to deal it out by; use iid")
     text = data(vocabulary=vocabulary)
     inputs, targets = chunks(text.train)
     if not 1 <= devices <= len(inputs):
@@ -52,7 +52,7 @@ def wikitext2(
 
 
 def chunks(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Chunks of words and of the words that follow them, (chunk, row, column); what is left over is dropped."""
+    """Chunks of words, and of the word after each, (chunk, row, column); words that fill no chunk are dropped."""
     length = (len(tokens) - 1) // COLUMNS // ROWS * ROWS
     if not length:
         raise InvalidValue(f"the text has {len(tokens)} words, too few for a chunk of {ROWS} x {COLUMNS}")
@@ -77,7 +77,6 @@ class LanguageModel(nn.Module):
         xavier(self)
 
     def begin(self) -> None:
-        """Forget the hidden state."""
         self._hidden = None
 
     def forward(self, batch: Tensor) -> Tensor:

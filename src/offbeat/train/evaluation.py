@@ -1,4 +1,4 @@
-"""Owns how a global model is measured: metrics over the test data, and what BatchNorm normalises with meanwhile."""
+"""Owns how a global model is evaluated: metrics over the test data, and the statistics that BatchNorm uses for it."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ EVALUATION_BATCH = 1000
 def measured(
     module: nn.Module, test: Batch, measures: Mapping[str, Metric], derived: Mapping[str, Derived], batch: int
 ) -> dict[str, float]:
-    """Means over the test data, and what follows from them; the samples are gone through in their order."""
+    """Means of the metrics over the test data, in its order, and the metrics derived from them."""
     totals = dict.fromkeys(measures, 0.0)
     inputs, targets = test
     for part, answers in zip(parts(inputs, batch), parts(targets, batch), strict=True):
@@ -38,7 +38,7 @@ def measured(
 def statistics(
     module: nn.Module, layers: Sequence[_BatchNorm], policy: BatchNormPolicy, calibration: Tensor, batch: int
 ) -> Iterator[None]:
-    """Give BatchNorm the statistics that the policy asks for, and put its settings back afterwards."""
+    """Give BatchNorm the statistics of the policy, and restore its state afterwards."""
     layers = [] if policy in MIXED else layers
     saved = [(layer.momentum, copy.deepcopy(layer.state_dict())) for layer in layers]
     try:
@@ -55,7 +55,7 @@ def statistics(
 
 
 def _recompute(module: nn.Module, layers: Sequence[_BatchNorm], inputs: Tensor, batch: int) -> None:
-    """Statistics of the global model over the inputs, each of which counts the same."""
+    """Compute the statistics of the global model over the inputs, each with equal weight."""
     seen: dict[_BatchNorm, list[Tensor]] = {layer: [] for layer in layers}
 
     def note(layer: _BatchNorm, arguments: tuple[Tensor]) -> None:
@@ -82,7 +82,7 @@ def _recompute(module: nn.Module, layers: Sequence[_BatchNorm], inputs: Tensor, 
 
 
 def parts(tensor: Tensor, batch: int) -> Sequence[Tensor]:
-    """Batches of equal size, give or take one: none is so short that BatchNorm could not use its own statistics."""
+    """Batches of equal size within one sample: none is too short for BatchNorm to take its own statistics."""
     return torch.tensor_split(tensor, -(-len(tensor) // batch))
 
 

@@ -1,8 +1,8 @@
 """Owns a torch module whose parameters, gradients and float buffers are views into flat tensors.
 
 Rules kept here:
-- Loading x_tau is one copy, and so is handing x_new back; the module never notices.
-- What does not travel (frozen parameters, and BatchNorm's statistics unless they mix) stays in the module.
+- Loading x_tau is one copy, and so is storing x_new; the module's code sees ordinary parameters.
+- Frozen parameters, and BatchNorm's statistics unless they mix, do not travel: they stay in the module.
 """
 
 from collections.abc import Iterable
@@ -53,8 +53,7 @@ class FlatModule:
 
     def load(self, model: Model) -> None:
         """Take the values of a model: one copy."""
-        if model.layout is not self.layout and model.layout != self.layout:
-            raise LayoutMismatch("this model has another layout than the task's module; was it made by another task?")
+        same_layout(self.layout, model.layout)
         self._bind_buffers()
         with torch.no_grad():
             _copy(model.vector, self.values)
@@ -65,7 +64,7 @@ class FlatModule:
         """Write the values into a model: one copy."""
         for name, ours in self._buffers.items():
             theirs = self.module.get_buffer(name)
-            if theirs is not ours:  # the module's code made a new tensor instead of writing into the old one
+            if theirs is not ours:  # the module's code replaced the tensor instead of writing into it
                 ours.copy_(theirs.detach())
         torch.from_numpy(model.vector).copy_(self.values)
         for name, buffer in self.carried.items():
@@ -88,8 +87,15 @@ class FlatModule:
         return (m for m in self.module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats)
 
 
+def same_layout(ours: Layout, theirs: Layout) -> Layout:
+    """Their layout, which must equal ours; a caller that keeps it compares the next one by identity."""
+    if theirs is not ours and theirs != ours:
+        raise LayoutMismatch("this model has another layout than the task's module; was it made by another task?")
+    return theirs
+
+
 def _copy(array: Array, tensor: Tensor) -> None:
-    """From numpy to torch; published models are read-only, which torch.from_numpy does not take."""
+    """From numpy to torch; torch.from_numpy does not take published models, which are read-only."""
     if tensor.device.type == "cpu":
         np.copyto(tensor.numpy(), array)
     else:
@@ -97,7 +103,7 @@ def _copy(array: Array, tensor: Tensor) -> None:
 
 
 def _travelling_buffers(module: nn.Module, mix_statistics: bool) -> dict[str, Tensor]:
-    saved = module.state_dict().keys()  # buffers that are not persistent are constants of the code: they stay
+    saved = module.state_dict().keys()  # a buffer that is not persistent is a constant of the code, and stays
     statistics = {
         f"{prefix}.{leaf}" if prefix else leaf
         for prefix, layer in module.named_modules()

@@ -1,12 +1,12 @@
-"""Owns how trainings of one task share a tensor program: whether they can, on which samples, and who with whom.
+"""Owns how trainings of one task share a tensor program: whether they can, on which samples, and which run together.
 
 Rules kept here:
 - A lane draws the samples that the same training would draw alone, from the same stream.
 - The shape of a lane's batches depends on its own device and settings and on nothing else. Lanes of equal shape share
-  a run of the program. One with fewer iterations than the others is taken out when it is done; what its place in the
-  program calculates from then on is nobody's.
-- The samples of all devices in use lie end to end, so the batches of all lanes are gathered in one go and nothing is
-  copied per training. When too many devices are in use, the pool starts afresh.
+  a run of the program. A lane with fewer iterations than the others is read out when it is done; results that its
+  place in the program yields afterwards are not used.
+- The samples of all devices in use lie end to end, so the batches of all lanes are gathered in one call and nothing is
+  copied per training. When too many devices are in use, the pool is emptied and filled again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from offbeat.core.layout import Array, Layout, Model, Vector
-from offbeat.errors import InvalidValue, LayoutMismatch
+from offbeat.errors import InvalidValue
 from offbeat.task import Trained, Work
-from offbeat.train.flat import FlatModule
+from offbeat.train.flat import FlatModule, same_layout
 from offbeat.train.losses import CrossEntropy, lane_loss
 from offbeat.train.randomness import seeded
 from offbeat.train.solver import Batch, Loss, Solver
@@ -29,13 +29,13 @@ from offbeat.train.stacked import Program, obstacle
 Load = Callable[[int], Batch]
 
 SAMPLES_AT_ONCE = 2**17
-"""How many samples of all lanes are laid out ahead: long trainings are done in several spans of iterations."""
+"""Samples of all lanes that are laid out ahead: long trainings are done in several spans of iterations."""
 SEED_WORDS = 3
 """How many 64-bit words `offbeat.train.randomness.seeded` takes from a stream; a test compares the two."""
 
 
 class Lane(NamedTuple):
-    """One training, ready to go."""
+    """One training, with the batches that were drawn for it."""
 
     number: int
     """Its place among the trainings asked for."""
@@ -46,13 +46,13 @@ class Lane(NamedTuple):
     indices: Array
     """(iterations, size): which of the device's samples every batch holds, the short ones filled up."""
     counts: Array
-    """How many of a batch count."""
+    """How many samples of each batch count."""
     width: int
-    """To how many samples batches are filled up in the program."""
+    """The number of samples that batches are filled up to in the program."""
 
 
-class Pool:
-    """The samples of many devices end to end; a device is asked for its data when they are first needed."""
+class SamplePool:
+    """The samples of many devices end to end; a device's data are loaded when they are first needed."""
 
     def __init__(self, load: Load, devices_max: int) -> None:
         self.load, self.devices_max = load, devices_max
@@ -61,7 +61,7 @@ class Pool:
         self._used = 0
 
     def place(self, device: int) -> tuple[int, int]:
-        """Where a device's samples begin, and how many they are."""
+        """Where a device's samples begin, and how many there are."""
         return self._places.get(device) or self._add(device)
 
     def begins(self, devices: Sequence[int]) -> list[int]:
@@ -90,7 +90,7 @@ class Pool:
 
 
 def _written(ours: Tensor, part: Tensor, begin: int) -> Tensor:
-    """Our tensor, grown where it must be, with the part in its place."""
+    """The pool's tensor, grown if necessary, with the part written at `begin`."""
     end = begin + len(part)
     if end > len(ours):
         grown = part.new_empty((max(end, 2 * len(ours)), *part.shape[1:]))
@@ -101,9 +101,9 @@ def _written(ours: Tensor, part: Tensor, begin: int) -> Tensor:
 
 
 class Lanes:
-    """Trains many at once."""
+    """Trains many models of one task at once."""
 
-    def __init__(self, program: Program, layout: Layout, pool: Pool) -> None:
+    def __init__(self, program: Program, layout: Layout, pool: SamplePool) -> None:
         self.program, self.layout, self.pool = program, layout, pool
 
     def train(self, jobs: Sequence[tuple[Model, Work, Solver]]) -> tuple[list[tuple[Model, Trained]], int]:
@@ -119,9 +119,7 @@ class Lanes:
 
     def lane(self, number: int, x_tau: Model, device: int, solver: Solver, samples: int, *drawn: Array) -> Lane:
         """A training on the batches that were drawn for it."""
-        if x_tau.layout is not self.layout and x_tau.layout != self.layout:
-            raise LayoutMismatch("this model has another layout than the task's module; was it made by another task?")
-        self.layout = x_tau.layout  # an equal one: the next comparison is by identity
+        self.layout = same_layout(self.layout, x_tau.layout)
         indices, counts = drawn
         width = _width(indices.shape[1], solver.batch_size, self.program.grain)
         return Lane(number, x_tau, device, solver.gamma, samples, indices, counts, width)
@@ -140,7 +138,7 @@ class Lanes:
             yield lane.number, (Model(lane.x_tau.layout, x_new), trained)
 
     def _go_on(self, lanes: Sequence[Lane], begins: list[int], span: slice, done: list[Vector]) -> Array:
-        """A span of iterations; takes out the lanes that are done, the last first, and returns what all lanes lost."""
+        """Does a span of iterations, reads out finished lanes, the last first, and returns the summed loss of each."""
         program, (inputs, targets), shape = self.program, self.pool.tensors, (self.program.lanes, lanes[0].width)
         index, counts = _batches(lanes, begins, span, program.lanes)
         weights = _weights(counts, lanes[0].width)
@@ -157,7 +155,7 @@ class Lanes:
         return np.asarray(np.where(counts > 0, losses, 0).sum(axis=0))
 
     def _shape(self, lane: Lane) -> object:
-        """What lanes must have in common to share a run: equal shapes for as long as both last."""
+        """A key that is equal for lanes that may share a run: their batches have equal shapes in every iteration."""
         if self.program.loss.weighted:
             return lane.width
         first, last = int(lane.counts[0]), int(lane.counts[-1])
@@ -165,7 +163,7 @@ class Lanes:
 
 
 def _batches(lanes: Sequence[Lane], begins: Sequence[int], span: slice, places: int) -> tuple[Tensor, Array]:
-    """Places in the pool of all samples of a span, (iterations, places * width), and how many count in every batch."""
+    """Pool indices of all samples of a span, (iterations, places * width), and how many count in every batch."""
     iterations, width = span.stop - span.start, lanes[0].width
     index = np.zeros((iterations, places, width), np.int64)
     counts = np.zeros((iterations, places), np.int64)
@@ -180,25 +178,25 @@ def _batches(lanes: Sequence[Lane], begins: Sequence[int], span: slice, places: 
 
 
 def _weights(counts: Array, width: int) -> Tensor:
-    """(iterations, places, width, 1): what every sample counts; nothing in lanes that are done."""
+    """The weight of every sample, (iterations, places, width, 1); 0 in lanes that are done."""
     share = (1 / np.maximum(counts, 1)).astype(np.float32)
     weights = np.where(np.arange(width) < counts[..., np.newaxis], share[..., np.newaxis], np.float32(0))
     return torch.from_numpy(weights).unsqueeze(-1)
 
 
 def stream(work: Work) -> np.random.Generator:
-    """The stream of a training where `keyed` hands it out, after the seeds of the global generators were drawn."""
+    """A training's random stream in the state that `keyed` yields it in: the seeds of global generators are drawn."""
     rng = work.rng()
     rng.bit_generator.advance(SEED_WORDS)  # type: ignore[attr-defined]  # default_rng's PCG64 has it
     return rng
 
 
 def lanes_of(flat: FlatModule, loss: Loss, solver: Solver, load: Load, devices_max: int) -> Lanes | str:
-    """The lanes of a task, or one sentence that says why it has none."""
+    """The lanes of a task, or one sentence that says why there are none."""
     found = flat_obstacle(flat) or obstacle(flat.module)
     if found is not None:
         return found
-    pool, probe = Pool(load, devices_max), Solver(gamma=1.0, rho=0.0, batch_size=solver.batch_size)
+    pool, probe = SamplePool(load, devices_max), Solver(gamma=1.0, rho=0.0, batch_size=solver.batch_size)
     size = min(pool.place(0)[1], solver.batch_size)
     batch = pool.tensors[0][:size], pool.tensors[1][:size]
     with torch.no_grad():
@@ -212,15 +210,15 @@ def lanes_of(flat: FlatModule, loss: Loss, solver: Solver, load: Load, devices_m
 
 
 def _disagreement(lanes: Lanes, flat: FlatModule, loss: Loss, solver: Solver, batch: Batch) -> str | None:
-    """What is wrong with lanes, if anything, when a gradient of device 0 is taken in one of them and without them."""
+    """Compares one gradient of device 0 in a lane and without lanes; returns what is wrong, or None."""
     x_tau, size = Model(flat.layout, flat.values.numpy().copy()), len(batch[0])
     once, again = (alone(flat, loss, solver, batch, x_tau, seed) for seed in (0, 1))
     if not np.array_equal(once, again, equal_nan=True):
-        return "its loss gives two answers for one batch, as one does that draws random numbers"
+        return "its loss gives two answers for one batch; it may draw random numbers"
     try:
         lane = lanes.lane(0, x_tau, 0, solver, size, np.arange(size)[np.newaxis], np.full(1, size))
         ((_, (x_new, _)),) = lanes.run([lane])
-    except Exception as error:  # whatever the user's loss does not like about lanes
+    except Exception as error:  # the user's loss may fail in any way over lanes
         first, _, _ = str(error).strip().partition("\n")
         return f"its loss does not work over lanes: {type(error).__name__}: {first}"
     same = not disagrees(x_new.vector, once, x_tau.vector)
@@ -228,13 +226,13 @@ def _disagreement(lanes: Lanes, flat: FlatModule, loss: Loss, solver: Solver, ba
 
 
 def disagrees(x_new: Vector, alone: Vector, x_tau: Vector) -> bool:
-    """Is one step from x_tau another one than the same step taken alone, beyond rounding?"""
+    """Does one step from x_tau differ from the same step taken alone by more than rounding?"""
     tolerance = 1e-3 * np.abs(alone - x_tau).max() + 1e-6 * np.abs(x_tau).max()
     return not np.allclose(x_new, alone, rtol=0, atol=float(tolerance), equal_nan=True)
 
 
 def alone(flat: FlatModule, loss: Loss, solver: Solver, batch: Batch, x_tau: Model, seed: int = 0) -> Vector:
-    """Where one step on this batch leads without any lanes."""
+    """The model after one step on this batch, without lanes."""
     flat.load(x_tau)
     with seeded(np.random.default_rng(seed)):
         solver.solve(flat, loss, [batch], flat.parameters.clone())
@@ -242,7 +240,7 @@ def alone(flat: FlatModule, loss: Loss, solver: Solver, batch: Batch, x_tau: Mod
 
 
 def without_ignored(load: Load) -> Load:
-    """Data of devices, where no class is one that torch would ignore."""
+    """Refuses devices with negative classes, which torch's cross_entropy ignores and lanes cannot."""
 
     def checked(device: int) -> Batch:
         inputs, targets = load(device)
@@ -256,7 +254,7 @@ def without_ignored(load: Load) -> Load:
 
 
 def flat_obstacle(flat: FlatModule) -> str | None:
-    """What of a module can be laid out neither in lanes nor in a compiled loop; None where all can."""
+    """What keeps a module from lanes and compiled loops alike; None where nothing does."""
     if flat.values.device.type != "cpu":
         return f"it trains on {flat.values.device.type}, and lanes are laid out for the CPU"
     if flat.layout.tied:
@@ -270,7 +268,7 @@ def flat_obstacle(flat: FlatModule) -> str | None:
 
 
 def _runs(lanes: list[Lane], most: int) -> Iterator[list[Lane]]:
-    """Lanes of one shape, cut into runs of the program, so that those that last as long run together."""
+    """Lanes of one shape, cut into runs of the program; lanes of equal length run together."""
     longest_first = sorted(lanes, key=lambda lane: -len(lane.counts))
     return (longest_first[lo : lo + most] for lo in range(0, len(lanes), most))
 

@@ -5,9 +5,9 @@ Rules kept here:
   multiply-add), so the bits of a training depend on nothing but its own inputs.
 - A weight is held as (inputs, outputs) while it trains: the innermost loops then run over neighbours in memory.
   Products go four rows and two terms at a time, which changes no sum's order.
-- Batches are filled up with zeros to a multiple of four rows; nothing that counts reads what comes of them.
+- Batches are filled up with zeros to a multiple of four rows; the results of those rows are not used.
 
-It needs numba, and is imported only where that is known to be there.
+It needs numba, and is imported only where numba is installed.
 """
 
 from math import exp, log, sqrt, tanh
@@ -22,13 +22,13 @@ Whole = npt.NDArray[np.int64]
 Table = npt.NDArray[np.float32]
 
 INPUTS, OUTPUTS, ACTIVATION, WEIGHT, BIAS, OWN = range(6)
-"""Columns of the table of layers: its sizes, what follows it, where weight and bias lie in a model (-1: no bias), and
-where both lie in the loop's own vector."""
+"""Columns of the table of layers: sizes, the activation behind it, where weight and bias lie in a model (-1: no bias),
+and where both lie in the loop's own vector."""
 NONE, RELU, TANH, SIGMOID = range(4)
-"""What may follow a layer."""
+"""Activations behind a layer."""
 BEGIN, SIZE, ITERATIONS, INDICES, COUNTS = range(5)
-"""Columns of the table of trainings: where the device's samples begin, how large its batches are, how many there are,
-and where the indices and the counts that were drawn for it begin."""
+"""Columns of the table of trainings: where the device's samples begin, size and number of its batches, and where its
+indices and counts begin."""
 ROWS = 4
 ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
 
@@ -116,7 +116,7 @@ def _activate(y: Vector, kind: int) -> None:
 
 @_compiled
 def _activate_back(d: Vector, y: Vector, kind: int) -> None:
-    """d times the slope of the activation, which its output tells."""
+    """d times the slope of the activation, computed from its output."""
     if kind == RELU:
         for i in range(len(y)):
             d[i] = ZERO if y[i] <= ZERO else d[i]
@@ -130,7 +130,7 @@ def _activate_back(d: Vector, y: Vector, kind: int) -> None:
 
 @_compiled
 def _forward(y: Vector, places: Whole, w: Vector, layers: Whole, count: int) -> None:
-    """Outputs of all layers, from the inputs that lie in front of them."""
+    """Outputs of all layers, from the inputs at the beginning of y."""
     filled = -(-count // ROWS) * ROWS
     for number in range(len(layers)):
         terms, columns, own = layers[number, INPUTS], layers[number, OUTPUTS], layers[number, OWN]
@@ -202,7 +202,7 @@ def _loss(
 def _backward(
     y: Vector, d: Vector, places: Whole, w: Vector, g: Vector, turned: Vector, layers: Whole, count: int
 ) -> None:
-    """Gradients of all layers, from that of the outputs."""
+    """Gradients of all layers, from the gradient of the outputs."""
     _fill(g, 0, len(g))
     filled = -(-count // ROWS) * ROWS
     for number in range(len(layers) - 1, -1, -1):
@@ -248,7 +248,7 @@ def _step(
 
 @_compiled
 def _take(w: Vector, model: Vector, layers: Whole) -> None:
-    """The loop's own vector from a model's: weights are turned."""
+    """The loop's own vector from a model's: weights are transposed."""
     for number in range(len(layers)):
         terms, columns, own = layers[number, INPUTS], layers[number, OUTPUTS], layers[number, OWN]
         at, bias = layers[number, WEIGHT], layers[number, BIAS]
@@ -290,7 +290,7 @@ def train_many(
     decay: np.float32,
     clip: float,
 ) -> None:
-    """Train the models in these places from where they stand, each on its own batches.
+    """Train models[first:last] from their current values, each on its own batches.
 
     `rates`: gamma, and gamma * rho, of every training. Targets are `classes`; where that is empty, `answers`.
     `clip` is infinite where gradients are not clipped.

@@ -1,9 +1,9 @@
-"""Owns losses over lanes: what many small losses, each over its own batch, cost and how they change, in a few calls.
+"""Owns losses over lanes: values and gradients of many small losses, each over its own batch, in a few calls.
 
 Rules kept here:
 - The loss of a lane is the sum of its samples' losses times their weights: 1/size for a sample of the batch, 0 for one
   that only fills the batch up to the shape of the other lanes'. So its gradient is that of the lane alone.
-- Losses of the user's own are taken lane by lane through torch.vmap; they know no weights.
+- A loss of the user's own is applied to each lane by torch.vmap; it has no weights.
 """
 
 from typing import Any, Protocol
@@ -15,12 +15,12 @@ from offbeat.train.solver import Loss
 
 
 class LaneLoss(Protocol):
-    """A loss over lanes; it keeps what it saw, so that the losses of many iterations are worked out in one go."""
+    """A loss over lanes; it collects intermediate values, and computes the losses of many iterations in one call."""
 
     weighted: bool
-    """Whether it heeds the weights of samples; if not, it takes the first `count` of every lane."""
+    """Whether it applies the weights of samples; if not, it takes the first `count` of every lane."""
     seen: list[Any]
-    """What the losses will be worked out from."""
+    """Intermediate values of every iteration since the last call of `losses`."""
 
     def gradient(self, outputs: Tensor, targets: Tensor, weights: Tensor, count: int) -> Tensor:
         """The gradient of every lane's loss with respect to its outputs."""
@@ -32,7 +32,7 @@ class LaneLoss(Protocol):
 
 
 def lane_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> LaneLoss:
-    """The form over lanes of a loss, chosen by what it is called with."""
+    """The form over lanes of a loss, chosen by the loss and the tensors that it is called with."""
     classes = outputs.dim() == 2 and targets.dim() == 1 and targets.dtype == torch.int64
     if classes and (loss is nn.functional.cross_entropy or _is_default(loss, nn.CrossEntropyLoss)):
         return CrossEntropy()
@@ -42,7 +42,7 @@ def lane_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> LaneLoss:
 
 
 class CrossEntropy:
-    """torch's cross_entropy for classes, with its default arguments, but none that is ignored."""
+    """torch's cross_entropy for classes, with its default arguments; no class is ignored."""
 
     weighted = True
 

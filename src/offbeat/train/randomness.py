@@ -1,7 +1,7 @@
 """Owns the keyed randomness and the single thread of one training.
 
-numpy's and torch's global generators are seeded for the training, dropout and user code included, and put back after
-it; so are the threads of torch. Nothing that a training draws depends on what ran before it.
+numpy's and torch's global generators, which dropout and user code draw from, are seeded for the training and restored
+after it; so is the number of torch's threads. Nothing that a training draws depends on what ran before it.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def keyed(work: Work) -> Iterator[np.random.Generator]:
 
 @contextmanager
 def seeded(rng: np.random.Generator) -> Iterator[None]:
-    """The global generators of torch and numpy, seeded from this stream and put back afterwards."""
+    """Seed the global generators of torch and numpy from this stream, and restore them afterwards."""
     before = np.random.get_state()  # noqa: NPY002 (it belongs to the user's code)
     with torch.random.fork_rng():
         torch.manual_seed(int(rng.integers(2**63)))
@@ -36,7 +36,7 @@ def seeded(rng: np.random.Generator) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One torch thread: the result does not depend on the cores, and trainings do not fight over them."""
+    """Run torch on one thread: results do not depend on the cores, and trainings do not compete for them."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

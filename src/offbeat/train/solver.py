@@ -20,9 +20,9 @@ Batch = tuple[Tensor, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 SORTED_SAMPLES_MAX = 256
-"""Up to here sorting random numbers is faster than a call of `choice` per iteration."""
+"""Up to this many samples, sorting random numbers is faster than a call of `choice` per iteration."""
 SORTED_MAX = 2**20
-"""How many random numbers are sorted at once."""
+"""Random numbers that are sorted at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +54,17 @@ class Solver:
             raise InvalidValue("give local_passes or local_iterations, not both: each says how much one task trains")
 
     def iterations(self, samples: int) -> int:
-        """How many iterations one task on a device with this many samples takes."""
+        """Local iterations of one task on a device with this many samples."""
         size = min(self.batch_size, samples)
         return self.local_iterations or (self.local_passes or 1) * -(-samples // size)
 
     def batches(self, samples: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """The indices of the samples of every iteration, in turn."""
+        """The indices of the samples of every iteration."""
         indices, counts = self.draw(samples, rng)
         return [batch[:count] for batch, count in zip(indices, counts.tolist(), strict=True)]
 
     def draw(self, samples: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """All batches at once: indices of (iterations, size), and how many count of each; the rest fills short ones."""
+        """All batches at once: indices (iterations, size), and how many of each count; the rest fills short batches."""
         size = min(self.batch_size, samples)
         if self.local_iterations is not None:
             return _subsets(rng, self.local_iterations, samples, size), np.full(self.local_iterations, size)
@@ -90,7 +90,7 @@ class Solver:
         parameters.add_(gradients, alpha=-self.gamma)
 
     def solve(self, flat: FlatModule, loss: Loss, batches: Iterable[Batch], x_tau: Tensor) -> tuple[int, float]:
-        """Train the module from where it stands; returns the iterations done and the mean loss seen."""
+        """Train the module from its current values; returns the number of iterations and the mean loss."""
         flat.module.train()
         iterations, total = 0, torch.zeros((), device=flat.values.device)
         for inputs, targets in batches:

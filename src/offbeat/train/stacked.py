@@ -2,11 +2,11 @@
 
 Rules kept here:
 - Parameters are one (lanes, stride) tensor, every named array a (lanes, *shape) view of it. A layer works on all lanes
-  in one call, and its way back is written out: for layers as small as these autograd costs more than their sums.
+  in one call, and its backward pass is written out: for such small layers autograd costs more than the arithmetic.
 - The bits of a lane depend neither on the other lanes nor on its place. A model always has the same number of lanes,
-  used or not, and tensors are multiples of what torch's vector loops take in one turn, so no lane is the odd end that
-  they calculate number by number. MKL's products differ with the alignment of what they read and write, so all lanes
-  of a tensor are aligned alike. For both, batches are filled up to a multiple of `grain` samples.
+  used or not, and tensors are multiples of what torch's vector loops take in one turn, so no lane falls into the rest
+  that they calculate number by number. MKL's products differ with the alignment of their operands, so all lanes of a
+  tensor are aligned alike. For both, batches are filled up to a multiple of `grain` samples.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from offbeat.train.losses import LaneLoss
 from offbeat.train.solver import Solver
 
 FLOATS_IN_A_TURN = 32
-"""What torch's vector loops take at once: two registers of 16 floats."""
+"""Floats that torch's vector loops take at once: two registers of 16."""
 FLOATS_ALIGNED = ALIGNMENT // 4
 
 _aten: Any = torch.ops.aten
@@ -39,7 +39,7 @@ _BACKWARD: dict[type[nn.Module], Callable[[Any, Tensor, Tensor, Tensor], Tensor]
 
 
 def lanes_for(parameters: int) -> int:
-    """How many lanes the program of a model has: many where calls cost more than sums, few where idle ones do.
+    """The number of lanes for a model: many where calls cost more than arithmetic, few where idle lanes do.
 
     Measured with 2 to 100 trainings at a time on perceptrons of 2 to 400 thousand parameters.
 
@@ -64,7 +64,7 @@ class Layer(Protocol):
         ...
 
     def backward(self, d: Tensor, *, further: bool) -> Tensor:
-        """Keep the gradients of the parameters; return that of the inputs, if it is to go further back."""
+        """Keep the gradients of the parameters; return the gradient of the inputs if `further`, else `d` as it is."""
         ...
 
 
@@ -84,7 +84,7 @@ class _Linear:
         rows = d if d.dim() == 3 else d.flatten(1, -2)
         if self.product is None:
             torch.bmm(rows.mT, self.x, out=self.weight.gradients)
-        else:  # bmm is three times as fast without gaps between the lanes
+        else:  # bmm is three times as fast without gaps between lanes
             self.weight.gradients.copy_(torch.bmm(rows.mT, self.x, out=self.product))
         if self.bias is not None:
             torch.sum(rows, 1, keepdim=True, out=self.bias.gradients)
@@ -97,7 +97,7 @@ class _Linear:
 class _Activation:
     def __init__(self, layer: nn.Module) -> None:
         self.layer = copy(layer)
-        vars(self.layer)["inplace"] = False  # the way back may need what went in
+        vars(self.layer)["inplace"] = False  # the backward pass may need the input
         self.apply: Callable[[Tensor], Tensor] = self.layer.forward
         self.back = _BACKWARD[type(layer)]
 
@@ -136,7 +136,7 @@ class Program:
         self.rates = self.pulls = torch.zeros(self.lanes, 1)
 
     def load(self, starts: Sequence[Vector], gammas: Sequence[float]) -> None:
-        """Begin one training per lane from its x_tau and with its gamma; lanes that are left over idle at 0."""
+        """Begin one training per lane from its x_tau and with its gamma; the other lanes idle at 0."""
         self.loss.seen.clear()
         rows = self.rows
         for row, start in zip(rows, starts, strict=False):
@@ -158,7 +158,7 @@ class Program:
         self._step()
 
     def taken(self, lane: int) -> Vector:
-        """A copy of where a lane stands."""
+        """A copy of a lane's parameters."""
         vector = aligned(self.size)
         vector[:] = self.rows[lane, : self.size]
         return vector

@@ -2,15 +2,15 @@
 
 Rules kept here:
 - Everything a user writes is an argument of `Task`; there is nothing to subclass.
-- Data are asked for by device, when they are needed, and never leave the process.
+- The data of a device are loaded when they are needed, and never leave the process.
 - BatchNorm: `mix` lets the running statistics travel and mix like any float (the counter follows the newest);
   `newest` does too, as if every worker had started from the newest statistics (the authors' simulation);
   `keep_local` leaves them on the device, and the global model is evaluated on each test batch's own statistics;
-  `recompute` leaves them on the device too, and works out the global model's from `calibration` before evaluating.
+  `recompute` leaves them on the device too, and computes the global model's from `calibration` before evaluating.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple, Self, get_args
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue
 from offbeat.task import Trained, Work
-from offbeat.train.compiled import Chain, chain_of
+from offbeat.train.compiled_chain import Chain, chain_of
 from offbeat.train.evaluation import (
     EVALUATION_BATCH,
     MIXED,
@@ -41,16 +41,16 @@ from offbeat.train.solver import Batch, Loss, Solver
 Data = Callable[[int], tuple[Any, Any]] | Sequence[tuple[Any, Any]]
 
 WARM_UP_NUMBER = 2**31
-"""The task number that keys a warm-up's randomness: no device ever has so many."""
+"""The task number that keys a warm-up's randomness: no device ever does that many tasks."""
 DEVICES_CACHED = 1024
 SOLVERS_CACHED = 64
 
 
 class WarmUp(NamedTuple):
-    """What happens before x_0 is published: passes over the data of these devices at a rate of its own."""
+    """Training before x_0 is published: passes over the data of these devices, at a rate of its own."""
 
     devices: Sequence[int] | None
-    """None is all of them."""
+    """None means all devices."""
     passes: int
     gamma: float
 
@@ -72,7 +72,7 @@ class WarmUp(NamedTuple):
 
 
 class Task:
-    """A federated PyTorch task: all that a user writes.
+    """A federated PyTorch task: everything that a user writes.
 
     model: a module, or a function that makes one. loss(output, target): the mean over the batch.
     data: (inputs, targets) of every device, as a list or as a function of the device's number.
@@ -86,8 +86,8 @@ class Task:
     calibration: inputs for `recompute`; by default those of the test data.
     accelerator: cpu, cuda, mps, or auto.
 
-    A module with a method `begin` (one that carries a hidden state from batch to batch, say) is told by it that a
-    training or an evaluation begins.
+    If the module has a method `begin`, it is called at the start of every training and evaluation: a module that
+    carries a hidden state from batch to batch resets it there.
     """
 
     def __init__(
@@ -127,22 +127,22 @@ class Task:
         self.derived, self.evaluation_batch, self.warm_up = derived or {}, evaluation_batch, warm_up
         self.calibration = None if calibration is None else _tensor(calibration).to(self.accelerator)
         self.ordinary_iterations: float | None = None
-        """What a device does in an ordinary task, where this task's own devices do not tell: it was pooled."""
+        """Local iterations of a device's task, where the data were pooled and the devices no longer tell."""
         self.device_data = lru_cache(DEVICES_CACHED)(self._device_data)
         self._solvers = lru_cache(SOLVERS_CACHED)(self._solver)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy in another process is made anew from the same arguments."""
+        """In another process the task is made again from its arguments."""
         return partial(Task, **self._arguments), ()
 
     @property
     def devices(self) -> int | None:
-        """How many devices there are data for; None where a function gives them."""
+        """The number of devices with data; None where `data` is a function."""
         return None if callable(self.data) else len(self.data)
 
     @property
     def gamma(self) -> float:
-        """The local rate, where the scheduler sets none."""
+        """The local rate where the scheduler sets none."""
         return self.solver.gamma
 
     def with_settings(self, **changes: Any) -> "Task":
@@ -156,7 +156,7 @@ class Task:
         return Task(**{**self._arguments, **changes})
 
     def pooled(self, devices: int | None = None) -> "Task":
-        """This task with everybody's data on one device: what single-machine SGD trains on."""
+        """This task with the data of all devices on one: single-machine SGD trains on it."""
         count = devices or self.devices
         if count is None:
             raise InvalidValue("data is a function, so say with `devices` how many devices to pool")
@@ -170,7 +170,6 @@ class Task:
         return pooled
 
     def iterations(self, work: Work) -> int:
-        """How many local iterations this training takes."""
         return self._leased(work).iterations(len(self.device_data(work.device)[0]))
 
     def initial(self, seed: int) -> Model:
@@ -191,17 +190,15 @@ class Task:
         x_tau = flat.parameters.clone()
         _begin(flat.module)
         with keyed(work) as rng:
-            indices = (torch.from_numpy(batch) for batch in solver.batches(len(inputs), rng))
-            batches = ((inputs[batch], targets[batch]) for batch in indices)
             try:
-                iterations, loss = solver.solve(flat, self.loss, batches, x_tau)
+                iterations, loss = solver.solve(flat, self.loss, _batches(solver, inputs, targets, rng), x_tau)
             except ValueError as error:
                 raise _explained(error, work.device, len(inputs)) from error
         flat.store(model)
         return Trained(len(inputs), iterations, {"training_loss": loss, **received})
 
     def _received(self, model: Model, device: int) -> dict[str, float]:
-        """What the received model scores on data of the device that it is not trained on."""
+        """Metrics of the received model on the device's held-out data."""
         if self.held_out is None or self.test is not None:
             return {}
         data = self.held_out(device) if callable(self.held_out) else self.held_out[device]
@@ -214,8 +211,7 @@ class Task:
             inputs, targets = self.device_data(device)
             _begin(flat.module)
             with keyed(Work(device, WARM_UP_NUMBER, seed)) as rng:
-                indices = (torch.from_numpy(batch) for batch in solver.batches(len(inputs), rng))
-                solver.solve(flat, self.loss, ((inputs[batch], targets[batch]) for batch in indices), flat.parameters)
+                solver.solve(flat, self.loss, _batches(solver, inputs, targets, rng), flat.parameters)
 
     def refresh(self, w: Model, newest: Model, x_tau: Model, alpha_t: float, iterations: int) -> None:
         """Under `newest`: give w the statistics that it would have, had the worker started from the newest ones.
@@ -235,7 +231,7 @@ class Task:
         return lanes if isinstance(lanes, str) else None
 
     def train_many(self, jobs: Sequence[tuple[Model, Work]]) -> tuple[list[tuple[Model, Trained]], int]:
-        """Trainings from their x_tau, run together: x_new and report of each, and in how many runs of the program."""
+        """Train all jobs together: x_new and report of each, and the number of runs of the program."""
         lanes = self._lanes
         if isinstance(lanes, str):
             raise InvalidValue(f"trainings of this task cannot run together: {lanes}; train one at a time")
@@ -248,7 +244,7 @@ class Task:
         return chain if isinstance(chain, str) else None
 
     def train_compiled(self, jobs: Sequence[tuple[Model, Work]], threads: int) -> list[tuple[Model, Trained]]:
-        """Trainings from their x_tau, each in a compiled loop, over so many threads: x_new and report of each.
+        """Train each job in a compiled loop, spread over the threads: x_new and report of each.
 
         A device whose samples do not fit the loop (a class that is ignored, say) is trained by torch.
         """
@@ -291,7 +287,7 @@ class Task:
 
     @cached_property
     def _flat(self) -> FlatModule:
-        """The module that trains and evaluates; what is frozen in it is the same in every run and on every worker."""
+        """The module that trains and evaluates; its frozen parameters are the same in every run and on every worker."""
         return self._made(0)
 
     def _made(self, seed: int) -> FlatModule:
@@ -328,6 +324,11 @@ class Task:
         return inputs, targets
 
 
+def _batches(solver: Solver, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Iterator[Batch]:
+    for batch in map(torch.from_numpy, solver.batches(len(inputs), rng)):
+        yield inputs[batch], targets[batch]
+
+
 def _begin(module: nn.Module) -> None:
     begin = getattr(module, "begin", None)
     if callable(begin):
@@ -335,7 +336,7 @@ def _begin(module: nn.Module) -> None:
 
 
 def _explained(error: ValueError, device: int, samples: int) -> ValueError:
-    """torch's word about BatchNorm and a single sample, with what to do about it."""
+    """torch's error about BatchNorm and a single sample, with what to do about it."""
     if "more than 1 value per channel" not in str(error):
         return error
     return InvalidValue(
@@ -345,7 +346,7 @@ def _explained(error: ValueError, device: int, samples: int) -> ValueError:
 
 
 def _tensor(part: Any) -> Tensor:
-    """numpy or torch, with floats as float32 and whole numbers as int64."""
+    """From numpy or torch, with floats as float32 and whole numbers as int64."""
     tensor = torch.as_tensor(part.copy() if isinstance(part, np.ndarray) and not part.flags.writeable else part)
     if tensor.is_floating_point():
         return tensor.float()

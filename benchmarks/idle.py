@@ -1,0 +1,132 @@
+"""Owns the benchmark of idle workers: how many a server holds at once, and how much memory each costs.
+
+They are plain connections from one process; each has joined and waits for a task that does not come.
+"""
+
+import asyncio
+import json
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from benchmarks.bars import BARS
+from benchmarks.process_tree import memory
+from benchmarks.results import Results
+from benchmarks.scale import Scale
+from benchmarks.served import Served, serving
+from benchmarks.turns import Tell
+
+AT_A_TIME = 100
+"""Connections that are opened at the same time."""
+POLL_S = 120
+HOLD_S = 3.0
+JOIN_S = 240.0
+FILES_BESIDE = 200
+KB = 1_000
+
+
+class Crowd:
+    """Idle workers of one server."""
+
+    def __init__(self, url: str) -> None:
+        where = urlsplit(url)
+        self.host, self.port = where.hostname or "", where.port or 0
+        self.lines: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def join(self, numbers: range) -> None:
+        """Connect these workers; each joins and asks for a task."""
+        gate = asyncio.Semaphore(AT_A_TIME)
+        await asyncio.gather(*(self._wait(number, gate) for number in numbers))
+
+    async def _wait(self, number: int, gate: asyncio.Semaphore) -> None:
+        async with gate:
+            line = await asyncio.open_connection(self.host, self.port)
+            body = json.dumps({"name": f"idle-{number}", "protocol": 1, "device": number}).encode()
+            joined = await _request(line, "POST", "/v1/workers", "Content-Type: application/json\r\n", body)
+            ask = f"POST /v1/workers/{joined['worker']}/ask HTTP/1.1\r\nHost: here\r\nContent-Length: 0\r\n"
+            line[1].write(f"{ask}Offbeat-Session: {joined['session']}\r\n\r\n".encode())
+            await line[1].drain()
+            self.lines.append(line)
+
+    async def held(self) -> int:
+        """How many workers are still connected after some time."""
+        done, waiting = await asyncio.wait(
+            [asyncio.create_task(line[0].read(1)) for line in self.lines], timeout=HOLD_S
+        )
+        for task in waiting:
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(*waiting, return_exceptions=True)
+        return len(self.lines) - sum(1 for task in done if not task.exception() and task.result() == b"")
+
+    def disconnect(self) -> None:
+        for _, writer in self.lines:
+            writer.transport.abort()
+
+
+async def _request(
+    line: tuple[asyncio.StreamReader, asyncio.StreamWriter], method: str, path: str, head: str, body: bytes
+) -> dict[str, object]:
+    reader, writer = line
+    writer.write(f"{method} {path} HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n{head}\r\n".encode() + body)
+    await writer.drain()
+    lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
+    length = next(int(text.partition(":")[2]) for text in lines if text.startswith("content-length:"))
+    found: dict[str, object] = json.loads(await reader.readexactly(length))
+    return found
+
+
+def run(results: Results, scale: Scale, tell: Tell, folder: Path) -> None:
+    """Connect the workers, wait, and count those that are still connected."""
+    tell(f"idle workers: {scale.idle_workers} come")
+    count, place = scale.idle_workers, folder / "idle"
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < count + FILES_BESIDE:
+        why = f"idle workers: this system allows {hard} open files, {count + FILES_BESIDE} are needed (ulimit -Hn)"
+        results.skip(why, "idle_held", "idle_memory")
+        return
+    place.mkdir()
+    try:
+        with _files(count + FILES_BESIDE):
+            held, bytes_each = _measure(place, count)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    if count < BARS["idle_held"].bar:
+        results.skip(f"idle workers: {count:,} were asked to come, which says nothing about the bar", "idle_held")
+        results.note("idle workers held, of those that came", held, "workers", count)
+    else:
+        results.put("idle_held", held)
+    results.put("idle_memory", bytes_each / KB)
+
+
+def _measure(folder: Path, count: int) -> tuple[int, float]:
+    options = ("--in-flight-max", "1", "--poll-s", str(POLL_S), "--devices", str(count))
+    with serving(folder, 1000, *options, devices=count) as served:
+        return asyncio.run(_crowded(served, count))
+
+
+async def _crowded(served: Served, count: int) -> tuple[int, float]:
+    crowd = Crowd(served.url)
+    try:
+        first = min(AT_A_TIME, count // 2)
+        await asyncio.wait_for(crowd.join(range(first)), JOIN_S)  # memory that the server takes once is taken
+        before = memory(served.process.pid).own
+        await asyncio.wait_for(crowd.join(range(first, count)), JOIN_S)
+        held = await crowd.held()
+        return held, (memory(served.process.pid).own - before) / (count - first)
+    finally:
+        crowd.disconnect()
+
+
+@contextmanager
+def _files(wanted: int) -> Iterator[None]:
+    """Allow this process, and those that it starts, this many open files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,0 +1,167 @@
+"""Owns the loop over a Flower fleet: which nodes are connected, which replies came, which tasks go out.
+
+Rules kept here:
+- It never waits for a particular node: a reply is mixed when it comes, and its node is sent the next task.
+- After every reply the run is saved to the disk, then tasks are sent, then versions are evaluated while nodes train.
+- A node that fails gets another task until the coordinator quarantines it; a node that left gets none until it is back.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+
+from offbeat.core.layout import Model
+from offbeat.errors import OffbeatError
+from offbeat.flower.flower_run import FlowerRun
+from offbeat.flower.grid_messages import ErrorReply, GridMessages, NoReply, Reply, UpdateReply
+from offbeat.flower.nodes import Nodes
+from offbeat.flower.result import TrainMetrics
+from offbeat.protocol.messages import (
+    AnswerPush,
+    BadUpdateArrived,
+    Evaluated,
+    Lease,
+    LeaseReturned,
+    TaskRequested,
+    WorkerJoined,
+    WorkerLeft,
+)
+
+Evaluate = Callable[[int, Model], Mapping[str, float] | None]
+"""The metrics of a version; None where it is not evaluated."""
+
+log = logging.getLogger("flwr.offbeat")
+
+
+class FleetLoop:
+    """Drives a run to its end."""
+
+    def __init__(
+        self,
+        run: FlowerRun,
+        messages: GridMessages,
+        nodes: Nodes,
+        evaluate: Evaluate,
+        *,
+        poll_s: float,
+        nodes_every_s: float,
+    ) -> None:
+        self.run, self.messages, self.nodes, self.evaluate = run, messages, nodes, evaluate
+        self.poll_s, self.nodes_every_s = poll_s, nodes_every_s
+        self.metrics = TrainMetrics()
+        self._look_at = -1.0
+
+    def run_to_end(self) -> None:
+        self._settle()
+        while not self.run.coordinator.finished:
+            if not self._turn():
+                self.run.clock.wait(max(0.0, min(self.poll_s, self.run.wake - self.run.clock.now())))
+
+    def _turn(self) -> bool:
+        """Take all replies that are there; was there one?"""
+        self._look()
+        self._settle()
+        came = False
+        for reply in self.messages.pull(self.run.clock.now()):
+            self._take(reply)
+            self._settle()
+            came = True
+        self.run.pass_time()
+        self._settle()
+        self._refuse_hopeless()
+        return came
+
+    # --- which nodes are connected -----------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        now = self.run.clock.now()
+        if now < self._look_at:
+            return
+        self._look_at = now + self.nodes_every_s
+        came, left = self.nodes.look(self.messages.grid.get_node_ids())
+        for worker in came:
+            self._join(worker)
+        for worker in left:
+            log.info("Node %d left", self.nodes.node(worker))
+            self._leave(worker)
+
+    def _join(self, worker: int) -> None:
+        node = self.nodes.node(worker)
+        log.info("Node %d joined as worker %d", node, worker)
+        self.run.happen(lambda at: WorkerJoined(at, worker, worker, name=str(node)))
+        self._request(worker)
+
+    def _leave(self, worker: int) -> None:
+        self.nodes.present.discard(worker)
+        self.run.happen(lambda at: WorkerLeft(at, worker))
+
+    def _request(self, worker: int) -> None:
+        """Ask for a task for the node, if it is connected and owes no reply."""
+        if worker in self.nodes.present and worker not in self.messages.busy:
+            self.run.happen(lambda at: TaskRequested(at, worker))
+
+    def _refuse_hopeless(self) -> None:
+        c, present = self.run.coordinator, self.nodes.present
+        quarantined = c.quarantined
+        if present and present <= quarantined.keys() and not self.messages.busy and not c.end_reason:
+            raise OffbeatError(
+                f"every connected node ({len(present)}) sent only bad updates and gets no more tasks; "
+                f"the last one: {quarantined[max(present)]}. Mend the ClientApp and run again"
+            )
+
+    # --- replies -----------------------------------------------------------------------------------------------------
+
+    def _take(self, reply: Reply) -> None:
+        lease = reply.lease
+        match reply:
+            case UpdateReply():
+                answer = self.run.arrive(lease, reply.x_new, reply.samples)
+                self.metrics.take(answer, reply.metrics)
+                self._tell(answer)
+            case ErrorReply():
+                self._bad(lease, reply.why)
+            case NoReply():
+                log.info("Node %d: %s", self.nodes.node(lease.worker), reply.why)
+                self.run.happen(lambda at: LeaseReturned(at, lease.worker, lease.task))
+                self._leave(lease.worker)
+        self.run.forget(lease.task)
+        self._request(lease.worker)
+
+    def _bad(self, lease: Lease, why: str) -> None:
+        log.warning("Node %d: %s", self.nodes.node(lease.worker), why)
+        self.run.happen(lambda at: BadUpdateArrived(at, lease.worker, lease.task, why))
+        self.run.happen(lambda at: LeaseReturned(at, lease.worker, lease.task))
+
+    def _tell(self, answer: AnswerPush) -> None:
+        d, node = answer.decision, self.nodes.node(answer.worker)
+        if d is None or d.mix is None:
+            log.info("Node %d: its update was refused (%s)", node, answer.outcome.value)
+            return
+        epochs = self.run.method.plan.epochs
+        log.info(
+            *("[epoch %d%s] node %d, tau %d, staleness %d, alpha_t %.4f", d.t, f"/{epochs}" if epochs else ""),
+            *(node, d.lease.tau, d.staleness, d.mix.new),
+        )
+
+    # --- tasks that go out -------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Save what happened, then send the tasks and do the evaluations that follow from it."""
+        self.run.save()
+        while self.run.outbox or self.run.unmeasured:
+            while self.run.outbox:
+                self._push(*self.run.outbox.popleft())
+            if self.run.unmeasured:
+                self._measure(*self.run.unmeasured.popleft())
+            self.run.save()
+
+    def _push(self, lease: Lease, x_tau: Model) -> None:
+        if not self.messages.send(lease, x_tau, self.nodes.node(lease.worker)):
+            self._bad(lease, "the message with its task could not be pushed")
+            self.run.forget(lease.task)
+            self._leave(lease.worker)
+
+    def _measure(self, t: int, x: Model) -> None:
+        metrics = self.evaluate(t, x)
+        if metrics is not None:
+            log.info("[epoch %d] %s", t, ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+            self.run.happen(lambda at: Evaluated(at, t, metrics))

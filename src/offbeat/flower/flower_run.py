@@ -1,0 +1,253 @@
+"""Owns a run on Flower's fleet except its messages: the coordinator, the vectors, the ledger, the checkpoints.
+
+    settings.json, ledger.sqlite, summary.json, x.safetensors    as in every run's folder
+    checkpoints/                                                 the newest two, until the run is finished
+
+Rules kept here:
+- Everything that happens is an event with the run's time, and goes through one coordinator in one order on one thread.
+  An accepted update is mixed at once, so there is no queue.
+- With `checkpoint_every` = 1 a mixed update is in a checkpoint before a node trains on it. After a kill, the run and
+  its ledger go back to the newest checkpoint.
+- A resumed run is another run of Flower's: replies to the old one never come, so its leases are released. Quarantined
+  nodes have a new ClientApp and may try again.
+"""
+
+import logging
+import shutil
+from collections import deque
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import NamedTuple, assert_never
+
+from offbeat.core.kernel import Updater, mixed
+from offbeat.core.layout import Model
+from offbeat.core.rules import Rule
+from offbeat.errors import InvariantBroken, OffbeatError
+from offbeat.flower.polling_clock import PollingClock
+from offbeat.protocol.coordinator import Coordinator
+from offbeat.protocol.messages import (
+    AnswerPush,
+    Command,
+    Decision,
+    EvaluateModel,
+    Event,
+    Finish,
+    Lease,
+    MixUpdate,
+    PublishVersion,
+    Quarantine,
+    ReleaseTask,
+    SendTask,
+    ServerRestarted,
+    TellFinished,
+    TellQuarantined,
+    TimePassed,
+    UpdateArrived,
+    UpdateMixed,
+    VersionPublished,
+    WakeAt,
+    WorkerLeft,
+    WorkerReadmitted,
+)
+from offbeat.protocol.plan import Plan
+from offbeat.protocol.scheduler import Scheduler
+from offbeat.protocol.snapshot import restored, snapshot
+from offbeat.server.checkpoints import Checkpoint, Checkpoints
+from offbeat.storage.disk import Disk
+from offbeat.storage.ledger import Ledger
+from offbeat.storage.rows import as_decision
+from offbeat.storage.run_folder import RunFolder
+
+Happened = Callable[[float], Event]
+"""Makes an event of the time at which it happened."""
+
+log = logging.getLogger("flwr.offbeat")  # Flower shows the lines of its own loggers
+
+
+class Method(NamedTuple):
+    """How a run decides."""
+
+    rule: Rule
+    plan: Plan
+    scheduler: Scheduler
+    seed: int
+
+
+class FlowerRun:
+    """Feeds the coordinator and carries out its commands; messages to send wait in `outbox`."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        method: Method,
+        x_0: Model,
+        clock_from: Callable[[float], PollingClock],
+        *,
+        checkpoint_every: int,
+        threads: int = 1,
+    ) -> None:
+        """Begin a run, or continue the one in the folder."""
+        self.folder, self.method = folder, method
+        self.ledger: Ledger = folder.ledger(durable=True)
+        self.checkpoints = Checkpoints(folder.path / "checkpoints", x_0.layout, Disk())
+        self.updater = Updater(threads)
+        self.outbox: deque[tuple[Lease, Model]] = deque()
+        """Leases whose message is not pushed yet, each with its x_tau."""
+        self.unmeasured: deque[tuple[int, Model]] = deque()
+        """Versions that are to be evaluated."""
+        self.answers: list[AnswerPush] = []
+        """The answer to the update that has just come."""
+        self.wake = inf
+        self._now: deque[Happened] = deque()
+        self._bases: dict[int, Model] = {}
+        """x_tau by task, where the rule or the gate needs it."""
+        self._arrived: tuple[int, Model] | None = None
+        self._every, self._checkpointed, self._marked = checkpoint_every, 0, -1
+        found = self._newest()
+        self.coordinator, self.w, self.x = self._found(found) if found else self._first(x_0)
+        self.wake = self.coordinator.woken_at
+        self.clock = clock_from(self.coordinator.at)
+        if found:
+            self._take_up()
+
+    # --- beginning and resuming --------------------------------------------------------------------------------------
+
+    def _newest(self) -> Checkpoint | None:
+        found = next(self.checkpoints.usable(), None)
+        if found is None and self.checkpoints.marks():
+            raise OffbeatError(f"{self.checkpoints.path} holds no checkpoint that can be read; restore one from a copy")
+        return found
+
+    def _first(self, x_0: Model) -> tuple[Coordinator, Model, Model]:
+        self.ledger.truncate_after(0)
+        rule, plan, scheduler, seed = self.method
+        self.unmeasured.append((0, x_0.freeze()))
+        return Coordinator(rule, plan, scheduler, seed=seed), x_0, x_0
+
+    def _found(self, found: Checkpoint) -> tuple[Coordinator, Model, Model]:
+        self.checkpoints.remove_after(found.mark)
+        self.ledger.truncate_after(found.mark)
+        rule, plan, scheduler, seed = self.method
+        decided = map(as_decision, self.ledger.rows("decided"))
+        self._checkpointed, self._marked = found.state["applied"], found.mark
+        return restored(found.state, rule, plan, scheduler, seed=seed, decided=decided), found.w, found.x
+
+    def _take_up(self) -> None:
+        """Release what was under way when the run stopped; an evaluation is done again."""
+        c = self.coordinator
+        asked = {0, int(c.evaluated_t)}
+        if c.t in asked and (not c.evaluations or c.evaluations[-1].t != c.t):
+            self.unmeasured.append((c.t, self.x))
+        if c.finished:
+            return
+        self.happen(ServerRestarted)
+        for lease in list(c.leases.values()):
+            self.happen(lambda at, worker=lease.worker: WorkerLeft(at, worker))  # type: ignore[misc]
+        for worker in list(c.quarantined):
+            self.happen(lambda at, worker=worker: WorkerReadmitted(at, worker))  # type: ignore[misc]
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def happen(self, happened: Happened) -> None:
+        """Give the coordinator an event, carry out its commands, and handle the events that follow from them."""
+        self._now.append(happened)
+        while self._now:
+            event = self._now.popleft()(self.clock.now())
+            commands = self.coordinator.handle(event)
+            self.ledger.record(event, commands)
+            for command in commands:
+                self._do(command)
+
+    def arrive(self, lease: Lease, x_new: Model, samples: int) -> AnswerPush:
+        """An update has come; returns the coordinator's answer to it."""
+        finite, distance, base_gone = self._seen(lease, x_new)
+        self._arrived = (lease.task, x_new)
+        self.happen(
+            lambda at: UpdateArrived(
+                at, lease.worker, lease.task, samples, 0, finite=finite, distance=distance, base_gone=base_gone
+            )
+        )
+        self._arrived = None
+        return self.answers.pop()
+
+    def pass_time(self) -> None:
+        """Wake the coordinator when the time that it asked for has come."""
+        if self.clock.now() >= self.wake:
+            self.wake = inf
+            self.happen(TimePassed)
+
+    def forget(self, task: int) -> None:
+        """No update of this task will come any more."""
+        self._bases.pop(task, None)
+
+    def save(self) -> None:
+        """Bring the ledger to the disk, and write a checkpoint when enough updates were mixed."""
+        if self.coordinator.applied - self._checkpointed >= self._every or self._marked < 0:
+            self.checkpoint()
+        self.ledger.flush()
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint, unless nothing has happened since the last one."""
+        mark = self.ledger.mark()
+        if mark != self._marked:
+            self.checkpoints.write(Checkpoint(mark, snapshot(self.coordinator, answers=False), self.w, self.x))
+            self.checkpoints.prune()
+        self._checkpointed, self._marked = self.coordinator.applied, mark
+
+    def finish(self, summary: Mapping[str, object]) -> None:
+        """Write the results and remove the checkpoints: a finished run is not resumed."""
+        self.folder.finish(summary, self.x)
+        shutil.rmtree(self.checkpoints.path, ignore_errors=True)
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+
+    def _do(self, command: Command) -> None:  # noqa: C901 (one line per kind of command)
+        match command:
+            case SendTask():
+                self._send(command.lease)
+            case MixUpdate():
+                self._mix(command.decision)
+            case PublishVersion():
+                self._publish(command.t)
+            case AnswerPush():
+                self.answers.append(command)
+            case EvaluateModel():
+                self.unmeasured.append((command.t, self.x))
+            case WakeAt():
+                self.wake = min(self.wake, command.at)
+            case ReleaseTask():
+                log.info("Task %d of worker %d is not waited for any more", command.lease.task, command.lease.worker)
+            case Quarantine():
+                log.warning("Worker %d gets no more tasks: %s", command.worker, command.why)
+            case Finish():
+                log.info("Finished: %s", command.reason)
+            case TellFinished() | TellQuarantined():
+                pass  # a node without a message does nothing
+            case _:
+                assert_never(command)
+
+    def _send(self, lease: Lease) -> None:
+        if self.coordinator.needs_base or self.coordinator.needs_distance:
+            self._bases[lease.task] = self.x
+        self.outbox.append((lease, self.x))
+
+    def _mix(self, decision: Decision) -> None:
+        task, mix = decision.lease.task, decision.mix
+        if mix is None or self._arrived is None or self._arrived[0] != task:
+            raise InvariantBroken(f"there is no update of task {task} to mix: {decision}")
+        x_tau = self._bases[task] if mix.base else None
+        self.w = mixed(self.updater, self.w, mix, self._arrived[1], x_tau).freeze()
+        if mix.publish:
+            self._publish(decision.t)
+        self._now.append(lambda at: UpdateMixed(at, decision.sequence))
+
+    def _publish(self, t: int) -> None:
+        self.x = self.w
+        self._now.append(lambda at: VersionPublished(at, t))
+
+    def _seen(self, lease: Lease, x_new: Model) -> tuple[bool, float | None, bool]:
+        """Is it finite, how far is it from x_tau where that matters, and is x_tau gone where it is needed?"""
+        c, base = self.coordinator, self._bases.get(lease.task)
+        seen = self.updater.measure(x_new.vector, base.vector if base is not None else None)
+        needed = c.needs_base or c.needs_distance
+        return seen.finite, seen.distance if c.needs_distance and base is not None else None, needed and base is None

@@ -1,0 +1,133 @@
+"""Owns the messages on Flower's Grid: a lease goes out as a train message; an update, an error or no reply follows.
+
+Rules kept here:
+- One message per lease. A reply belongs to the lease of the message that it answers, whatever else it says.
+- A reply is taken once. Until it comes, or its message has expired, its node is busy.
+- No call waits for a reply: those that have come are pulled.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+
+from offbeat.core.layout import Model
+from offbeat.errors import InvalidValue
+from offbeat.flower.arrays import Arrays
+from offbeat.protocol.messages import Lease
+
+EXPIRED_AFTER_S = 30.0
+"""After its time to live, a message has this long to be reported expired by the SuperLink; then it counts as such."""
+REASON_MAX = 300
+"""Characters of a node's error that are kept: its last ones, where the exception is."""
+AWAY = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+"""Errors without a fault in the ClientApp: the node is gone, or was too slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordKeys:
+    """The names of a message's records, and of the metric that counts samples."""
+
+    arrays: str
+    config: str
+    samples: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateReply:
+    """A reply with an update."""
+
+    lease: Lease
+    x_new: Model
+    samples: int
+    metrics: MetricRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """A reply that holds no update: the node's own error, or an update that does not fit."""
+
+    lease: Lease
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoReply:
+    """There will be no reply: the node is gone, or the message has expired."""
+
+    lease: Lease
+    why: str
+
+
+Reply = UpdateReply | ErrorReply | NoReply
+
+
+class GridMessages:
+    """Pushes tasks through the Grid and pulls what comes back."""
+
+    def __init__(self, grid: Grid, arrays: Arrays, config: ConfigRecord, keys: RecordKeys, *, ttl_s: float) -> None:
+        self.grid, self.arrays, self.keys, self.ttl_s = grid, arrays, keys, ttl_s
+        self._config = config
+        self._sent: dict[str, Lease] = {}
+        """Leases by the message that carries them, as long as a reply may come."""
+        self.busy: set[int] = set()
+        """Workers whose reply may still come."""
+
+    def send(self, lease: Lease, x_tau: Model, node: int) -> bool:
+        """Push a task; False where the Grid did not take it."""
+        config = ConfigRecord({**self._config, "server-round": lease.tau + 1})
+        content = RecordDict({self.keys.arrays: self.arrays.record(x_tau), self.keys.config: config})
+        message = Message(content, node, MessageType.TRAIN, ttl=self.ttl_s, group_id=str(lease.task))
+        pushed = list(self.grid.push_messages([message]))
+        if not pushed or not pushed[0]:
+            return False
+        self._sent[str(pushed[0])] = lease
+        self.busy.add(lease.worker)
+        return True
+
+    def pull(self, at: float) -> Iterator[Reply]:
+        """Replies that have come, then a `NoReply` for every message that has expired."""
+        if self._sent:
+            for message in self.grid.pull_messages(list(self._sent)):
+                lease = self._over(message.metadata.reply_to_message_id)
+                if lease is not None:
+                    yield self._read(lease, message)
+        for name, lease in list(self._sent.items()):
+            if at > lease.granted_at + self.ttl_s + EXPIRED_AFTER_S:
+                self._over(name)
+                yield NoReply(lease, f"no reply in {self.ttl_s:g} s")
+
+    def _over(self, name: str) -> Lease | None:
+        """The lease of a message that is answered or expired; None where that is known already."""
+        lease = self._sent.pop(name, None)
+        if lease is not None:
+            self.busy.discard(lease.worker)
+        return lease
+
+    def _read(self, lease: Lease, message: Message) -> Reply:
+        if message.has_error():
+            reason = (message.error.reason or f"error {message.error.code}").strip()[-REASON_MAX:]
+            return (NoReply if message.error.code in AWAY else ErrorReply)(lease, reason)
+        try:
+            x_new = self.arrays.model(_only(message.content))
+            metrics = next(iter(message.content.metric_records.values()), MetricRecord())
+            return UpdateReply(lease, x_new, self._samples(metrics), metrics)
+        except InvalidValue as error:
+            return ErrorReply(lease, str(error))
+
+    def _samples(self, metrics: MetricRecord) -> int:
+        """The number of samples that the node reports; 1 where it reports none."""
+        samples = metrics.get(self.keys.samples, 1)
+        if isinstance(samples, list) or not math.isfinite(samples) or samples < 1:
+            raise InvalidValue(f"{self.keys.samples!r} is {samples!r} but must be one number >= 1")
+        return int(samples)
+
+
+def _only(content: RecordDict) -> ArrayRecord:
+    records = list(content.array_records.values())
+    if len(records) != 1:
+        raise InvalidValue(f"the reply holds {len(records)} ArrayRecords; it must hold one, the trained model")
+    return records[0]

@@ -1,0 +1,233 @@
+"""Owns fault injection: messages lost, doubled, delayed, reordered; workers that die, leave or push NaN; a server that
+is too slow and tells workers to come back, or restarts.
+
+Rules kept here:
+- One seed draws the whole plan: settings, rates, every single fault. To replay it:
+  `python -m tests.simulation.faults SEED`.
+- Safety first: after every event the invariants hold, every task is decided on at most once, and what was applied is
+  what an independent count says. Then liveness: the faults stop, and training must finish.
+- A restarted server is a new coordinator led through the recorded events; it must stand where the old one stood.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from offbeat.core import draws
+from offbeat.core.kernel import Updater
+from offbeat.core.layout import Array, Model
+from offbeat.core.rules import Rule, fedasync, fedavg, fedbuff
+from offbeat.core.staleness import polynomial
+from offbeat.errors import InvariantBroken
+from offbeat.protocol.coordinator import Coordinator
+from offbeat.protocol.dispatch import Available
+from offbeat.protocol.invariants import check
+from offbeat.protocol.messages import AnswerPush, Command, Event, Lease, MixUpdate, Outcome, TaskRequested, WorkerLeft
+from offbeat.protocol.plan import Plan
+from offbeat.protocol.scheduler import Scheduler
+from offbeat.sim.devices import device_model
+from offbeat.sim.engine import Engine
+from offbeat.sim.executors import Inline
+from offbeat.sim.plane import Plane
+from offbeat.sim.sources import Arrival, Fleet, Happening
+from offbeat.task import Trained, Work, start
+
+FAULT, BROKEN = 0x6661_756C, 0x6272_6F6B
+BROKEN_RATE = 0.03
+DEVICES, EPOCHS = 12, 60
+CALM_AT = 40.0
+EVENTS_MAX = 20_000
+
+
+class Pull:
+    """A task that costs nothing: every device pulls the model towards its own number, and now and then pushes NaN."""
+
+    def initial(self, seed: int) -> Mapping[str, Array]:
+        return {"x": np.full(1, seed % 7, np.float32)}
+
+    def train(self, model: Model, work: Work) -> Trained:
+        broken = draws.uniform(work.seed, BROKEN, work.device, work.number) < BROKEN_RATE
+        model["x"][:] = np.nan if broken else (model["x"] + np.float32(work.device)) / 2
+        return Trained(samples=1 + work.device, gradients=3)
+
+    def evaluate(self, model: Model) -> Mapping[str, float]:
+        return {"x": float(model["x"][0])}
+
+
+class Faulty(Fleet):
+    """A fleet whose messages and workers fail until `CALM_AT`."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(DEVICES, device_model("lognormal:1", seed), seed=seed)
+        self._number = 0
+        self.rate = 0.5 * self._draw()
+
+    def started(self, lease: Lease, at: float) -> Iterator[Happening]:
+        """The update may come late, twice, long after its lease ran out, or not at all."""
+        for happening in super().started(lease, at):
+            if not isinstance(happening, Arrival) or not self._fault(at):
+                yield happening
+                continue
+            kind, done = int(self._draw() * 6), happening.at
+            match kind:
+                case 0:  # the push is lost, the worker tries again
+                    yield Arrival(done + 5 * self._draw(), lease)
+                case 1:  # the answer is lost, the worker pushes again, perhaps more than once
+                    yield happening
+                    yield Arrival(done + 3 * self._draw(), lease)
+                    yield Arrival(done + 30 * self._draw(), lease)
+                case 2:  # the worker crashes before the push, and asks again when it is back
+                    yield TaskRequested(done + 20 * self._draw(), lease.worker)
+                case 3:  # it returns with an old task after it was given up on
+                    yield Arrival(done + 60 * self._draw(), lease)
+                    yield TaskRequested(done + 10 * self._draw(), lease.worker)
+                case 4:  # it says goodbye with its task, joins again, and pushes what it had after all
+                    gone = at + (done - at) * self._draw()
+                    yield WorkerLeft(gone, lease.worker)
+                    yield TaskRequested(gone + 10 * self._draw(), lease.worker)
+                    yield Arrival(done + 20 * self._draw(), lease)
+                case _:  # it is gone for long
+                    yield TaskRequested(max(done, CALM_AT) + 30 * self._draw(), lease.worker)
+
+    def answered(self, answer: AnswerPush, at: float) -> Iterator[Happening]:
+        """The worker may crash after the push, and ask for its next task much later."""
+        for happening in super().answered(answer, at):
+            if isinstance(happening, TaskRequested) and self._fault(at):
+                yield TaskRequested(at + 15 * self._draw(), happening.worker)
+            else:
+                yield happening
+
+    def _fault(self, at: float) -> bool:
+        return at < CALM_AT and self._draw() < self.rate
+
+    def _draw(self) -> float:
+        self._number += 1
+        return draws.uniform(self.seed, FAULT, self._number)
+
+
+@dataclass
+class Watch:
+    """Looks at every event and every command, and raises when something is wrong."""
+
+    coordinator: Coordinator
+    events: list[Event] = field(default_factory=list)
+    answers: list[bool] = field(default_factory=list)
+    """The answers of `available`, in order: the coordinator's only other input."""
+    applied: dict[int, int] = field(default_factory=dict)
+    duplicates: int = 0
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+
+    def record(self, event: Event, commands: list[Command]) -> None:
+        """Check one event and its commands."""
+        self.events.append(event)
+        check(self.coordinator)
+        for command in commands:
+            if isinstance(command, MixUpdate):
+                self._mixed(command)
+            if isinstance(command, AnswerPush):
+                self.duplicates += command.repeated
+                self.outcomes[command.outcome] += 1
+
+    def _mixed(self, command: MixUpdate) -> None:
+        decision = command.decision
+        if decision.lease.task in self.applied:
+            story = "\n".join(self.coordinator.story.of_task(decision.lease.task))
+            raise InvariantBroken(f"task {decision.lease.task} was applied twice:\n{story}")
+        self.applied[decision.lease.task] = decision.t
+        if decision.staleness != decision.t - 1 - decision.lease.tau or decision.outcome is not Outcome.APPLIED:
+            raise InvariantBroken(f"the decision does not fit its lease: {decision}")
+        if decision.staleness > self.coordinator.plan.bound():
+            raise InvariantBroken(f"staleness above its bound was accepted: {decision}")
+
+
+def configuration(seed: int) -> tuple[Rule, Plan, Scheduler]:
+    """Settings drawn by the seed."""
+    policies = ("weigh", "reject", "pace")
+    policy = policies[draws.below(3, seed, FAULT, 0, 1)]
+    plan = Plan(
+        in_flight_max=1 + draws.below(8, seed, FAULT, 0, 2),
+        lease_s=2.0 + 10 * draws.uniform(seed, FAULT, 0, 3),
+        queue_max=1 + draws.below(4, seed, FAULT, 0, 4),
+        staleness_policy=policy,  # type: ignore[arg-type]
+        staleness_max=None if policy == "weigh" else 1 + draws.below(8, seed, FAULT, 0, 5),
+        pace_wait_s=5.0,
+        epochs=EPOCHS,
+        evaluate_every=10,
+        answers_kept=50,
+        released_kept=50,
+    )
+    match draws.below(4, seed, FAULT, 0, 6):
+        case 0:
+            return fedbuff(3), plan, Scheduler(choice="fair")
+        case 1:
+            k = 1 + draws.below(5, seed, FAULT, 0, 7)
+            deadline = 10.0 if draws.below(2, seed, FAULT, 0, 8) else None
+            return fedavg(k), plan, Scheduler(group=k, over_selection=1.3, group_deadline_s=deadline)
+        case 2:
+            return fedasync(0.6, polynomial(0.5)), plan, Scheduler(trigger_every_s=0.5)
+    return fedasync(0.6, polynomial(0.5)), plan, Scheduler()
+
+
+def run(seed: int) -> Watch:
+    """One faulty run; raises if it breaks a rule or does not finish."""
+    rule, plan, scheduler = configuration(seed)
+    source, task = Faulty(seed), Pull()
+    answers: list[bool] = []
+
+    def available(worker: int, at: float) -> bool:
+        answers.append(source.available(worker, at))
+        return answers[-1]
+
+    watch = Watch(Coordinator(rule, plan, scheduler, seed=seed, available=available), answers=answers)
+    executor = Inline(task)
+    with Updater(compiled=False) as updater:
+        plane = Plane(start(task, seed), rule, executor, updater, seed=seed)
+        slow = draws.below(2, seed, FAULT, 0, 10)
+        engine = Engine(watch.coordinator, source, plane, watch.record, mix_s=0.4 * slow)
+        restart_after = 50 + draws.below(400, seed, FAULT, 0, 9)
+        while not engine.finished:
+            executor.finish(engine.advance(handled_max=engine.handled + 1))
+            if engine.handled > EVENTS_MAX:
+                raise InvariantBroken(f"not finished after {EVENTS_MAX} events, at epoch {watch.coordinator.t}")
+            if engine.handled > restart_after:
+                restart_after += 400
+                engine.coordinator = watch.coordinator = _restarted(watch, seed, available)
+    if watch.coordinator.t < EPOCHS:
+        raise InvariantBroken(f"no event was left at epoch {watch.coordinator.t} of {EPOCHS}")
+    return watch
+
+
+def _restarted(watch: Watch, seed: int, available: Available) -> Coordinator:
+    """A new coordinator that has handled all recorded events."""
+    old, said = watch.coordinator, iter(list(watch.answers))
+    new = Coordinator(old.rule, old.plan, old.scheduler, seed=seed, available=lambda _worker, _at: next(said))
+    for event in watch.events:
+        new.handle(event)
+    for part, names in (
+        ("coordinator", ("t", "t_decided", "applied", "mixed", "gradients", "leases", "released")),
+        ("judge", ("decisions", "memory", "answers")),
+    ):
+        ours, theirs = (new, old) if part == "coordinator" else (new.judge, old.judge)
+        for name in names:
+            found, wanted = getattr(ours, name), getattr(theirs, name)
+            if found != wanted:
+                raise InvariantBroken(f"after a restart {part}.{name} is {found!r} but was {wanted!r}")
+    new.dispatcher.available = available
+    return new
+
+
+def main(arguments: list[str]) -> None:
+    """Replay one seed, and print what happened."""
+    watch = run(int(arguments[0]))
+    c = watch.coordinator
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(watch.outcomes.items()))
+    sys.stdout.write(
+        f"seed {arguments[0]}: {c.t} epochs, {len(watch.events)} events, {watch.duplicates} repeated; {outcomes}\n"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
