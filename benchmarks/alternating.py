@@ -221,7 +221,8 @@ class Client:
         self.connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=ANSWER_S)
         joined = json.loads(self.call("POST", "/v1/workers", json.dumps({"name": f"c{number}", "protocol": 1})))
         self.number, self.session = joined["worker"], {"Offbeat-Session": joined["session"]}
-        self.update, self.head = b"", {}
+        self.update = b""
+        self.head: dict[str, str] = {}
 
     def call(self, method: str, path: str, body: bytes | str = b"", headers: dict[str, str] | None = None) -> bytes:
         kind = {"Content-Type": "application/json"} if isinstance(body, str) else {}
