@@ -352,6 +352,8 @@ def main() -> None:
     measured = [figure for figure in figures() if given.only in figure.name]
     with ExitStack() as stack:
         before = given.before_dir.resolve() if given.before_dir else stack.enter_context(checkout_of(given.before))
+        if not (before / "src" / "offbeat").is_dir():
+            parser.error(f"{before} has no src/offbeat; give a checkout of this repository")
         take_turns(measured, Checkout(before), Checkout(HERE), given.turns)
     print(f"{'microseconds of processor':<28} {'before':>10} {'now':>10} {'ratio':>8}   over {given.turns} turns")
     for figure in measured:
