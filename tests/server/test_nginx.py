@@ -25,7 +25,7 @@ from offbeat.web.login import TRIES_MAX
 from offbeat.web.served import furnish
 from offbeat.worker.answers import Refused
 from offbeat.worker.calls import Calls, Hello, common_headers
-from offbeat.worker.http import Http
+from offbeat.worker.http_client import HttpClient
 from offbeat.worker.outbox import Finished
 from offbeat.worker.settings import Address
 from tests.server import serving as served
@@ -240,7 +240,7 @@ class TestPassingThrough:
         layout = place.running.server.run.layout.fingerprint
         finished = Finished(tmp_path / "update", "run", task, sha256(data), len(data), 1, 1, {}, layout)
         trust = certificates.worker_context(place.access / certificates.CA_CERT)
-        http = Http(Address.of(f"{place.proxy.url}{PREFIX}"), common_headers(place.tokens["w4"]), trust)
+        http = HttpClient(Address.of(f"{place.proxy.url}{PREFIX}"), common_headers(place.tokens["w4"]), trust)
         calls = Calls(http, Hello("w4", "line"))
         calls.join()
         for _ in range(5):

@@ -166,6 +166,22 @@ def test_a_server_that_never_says_continue_gets_the_update_all_the_same(finished
     assert seen == [DATA]
 
 
+def test_a_late_continue_does_not_stop_the_update(finished: Finished) -> None:
+    """It comes when the worker has begun to send already; only a final answer ends the sending."""
+    seen = []
+
+    def connection(peer: Peer) -> None:
+        size = int(peer.head()["Content-Length"])
+        begun = peer.body(1000)
+        peer.say(CONTINUE)
+        seen.append(begun + peer.body(size - 1000))
+        peer.answer("200 OK", ACKNOWLEDGED)
+
+    with working(connection, timeouts=replace(SLOW, continue_s=0.1)) as calls:
+        assert calls.push(finished).outcome == "applied"
+    assert seen == [DATA]
+
+
 @pytest.mark.parametrize("hard", [False, True])
 def test_an_answer_in_the_middle_of_the_body_is_heard(finished: Finished, hard: bool) -> None:
     """The server has enough of it, says so, and reads no more."""

@@ -16,7 +16,7 @@ from offbeat.wire import BadPayload, body_of, header_of
 from offbeat.worker.answers import Refused, Unreachable
 from offbeat.worker.calls import Calls, Hello
 from offbeat.worker.download import pull
-from offbeat.worker.http import Http
+from offbeat.worker.http_client import HttpClient
 from offbeat.worker.messages import Lease
 from offbeat.worker.settings import Address, WorkerSettings
 from tests.unit.test_worker_calls import DATA, finished_in, joining, takes, working
@@ -217,7 +217,7 @@ def test_everything_works_through_tls(tmp_path: Path, certificates: Path, tls: s
     context = WorkerSettings(server="https://127.0.0.1", ca=certificates / "ca.pem").context()
     model_and_update = joining(lambda peer: (gives()(peer), takes(bodies)(peer)))
     with served(model_and_update, gives(900_000), rest(900_000), context=tls) as address:
-        calls = Calls(Http(address, context=context, timeouts=SLOW), Hello("w", "digits"))
+        calls = Calls(HttpClient(address, context=context, timeouts=SLOW), Hello("w", "digits"))
         calls.join()
         assert same(pull(calls.http, "/v1/models/7", X.layout, patient(0)))
         assert calls.push(finished_in(tmp_path)).t == 9
@@ -238,7 +238,7 @@ def test_an_early_answer_is_heard_through_tls(tmp_path: Path, certificates: Path
 
     context = WorkerSettings(server="https://127.0.0.1", ca=certificates / "ca.pem").context()
     with served(joining(connection), context=tls) as address:
-        calls = Calls(Http(address, context=context), Hello("w", "digits"))
+        calls = Calls(HttpClient(address, context=context), Hello("w", "digits"))
         calls.join()
         with pytest.raises(Refused) as refused:
             calls.push(finished_in(tmp_path))
@@ -257,10 +257,10 @@ def test_a_stranger_s_certificate_is_not_trusted(certificates: Path) -> None:
             tls.wrap_socket(peer.sock, server_side=True)
 
     with served(accept) as address, pytest.raises(Unreachable, match=r"certificate is not trusted .*--ca"):
-        Http(Address(address.host, address.port, True), context=context).call("GET", "/")
+        HttpClient(Address(address.host, address.port, True), context=context).call("GET", "/")
 
 
 def test_a_server_without_tls_is_no_server_with_tls() -> None:
     context = WorkerSettings(server="https://127.0.0.1").context()
     with served(lambda peer: peer.say(b"HTTP/1.1 400 Bad\r\n\r\n")) as address, pytest.raises(Unreachable):
-        Http(Address(address.host, address.port, True), context=context, timeouts=SLOW).call("GET", "/")
+        HttpClient(Address(address.host, address.port, True), context=context, timeouts=SLOW).call("GET", "/")

@@ -13,7 +13,7 @@ from offbeat.loading import identity, load
 from offbeat.settings import Settings
 from offbeat.task import Task
 from offbeat.worker.calls import Calls, Hello, common_headers
-from offbeat.worker.http import Http
+from offbeat.worker.http_client import HttpClient
 from offbeat.worker.loop import Worker
 from offbeat.worker.messages import Acknowledgement, Joined
 from offbeat.worker.outbox import Finished, Outbox
@@ -36,7 +36,7 @@ class TimedCalls(Calls):
 
 def work(task: str, settings: WorkerSettings, folder: Path, notes: Path) -> None:
     """Work until told to stop, then write down what was noted."""
-    http = Http(settings.address, common_headers(settings.token), settings.context(), settings.timeouts)
+    http = HttpClient(settings.address, common_headers(settings.token), settings.context(), settings.timeouts)
     with Outbox(folder, name=settings.name) as outbox:
         calls = TimedCalls(http, Hello(outbox.name(), identity(task), settings.device))
         calls.noted = []

@@ -7,20 +7,21 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from offbeat.cli.remote import WHERE, NoAnswer, call, is_url, url_of
+from offbeat.cli.remote import WHERE, call, is_url, url_of
 from offbeat.errors import InvalidValue
 from offbeat.storage.json_file import plain
 from offbeat.storage.run_folder import LEDGER, SETTINGS, RunFolder
+from offbeat.worker.answers import Unreachable
 
 
 def status_of(source: str, token: str | None, ca: Path | None) -> dict[str, Any]:
     if is_url(source):
-        return dict(call(source, "GET", "/v1/status", token, ca))
+        return call(source, "GET", "/v1/status", token, ca)
     RunFolder.open(Path(source))
     if (Path(source) / WHERE).is_file():
         try:
-            return dict(call(url_of(source), "GET", "/v1/status", token, ca))
-        except NoAnswer:
+            return call(url_of(source), "GET", "/v1/status", token, ca)
+        except Unreachable:
             pass  # it was killed: its files tell
     return from_files(Path(source))
 

@@ -81,12 +81,12 @@ def _work(spec: str, settings: "WorkerSettings", say: Callable[[str], None]) -> 
     from offbeat.sim.share import described
     from offbeat.worker.calls import Calls, Hello, common_headers
     from offbeat.worker.eligibility import Eligibility, conditions_of
-    from offbeat.worker.http import Http
+    from offbeat.worker.http_client import HttpClient
     from offbeat.worker.loop import Worker
     from offbeat.worker.outbox import Journal
 
     eligibility = Eligibility(conditions_of(settings.only_when), settings.gate)
-    http = Http(settings.address, common_headers(settings.token), settings.context(), settings.timeouts)
+    http = HttpClient(settings.address, common_headers(settings.token), settings.context(), settings.timeouts)
     _give_way(settings)
     with outbox_of(settings) as outbox:
         journal = Journal(settings.journal)

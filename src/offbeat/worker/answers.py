@@ -2,7 +2,7 @@
 
 import json
 import ssl
-from http.client import HTTPMessage
+from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
@@ -47,13 +47,13 @@ class Refused(OffbeatError):
         return self.error in FOR_GOOD or self.status == 426
 
 
-def refusal(status: int, headers: HTTPMessage, text: bytes) -> Refused:
+def refusal(status: int, headers: Mapping[str, str], text: bytes) -> Refused:
     """What the server said; of one that is not ours (a proxy's, say), what can be told."""
     body = object_of(text) or {}
-    retry_after_s = _seconds(body.get("retry_after_s", headers.get("Retry-After")))
+    retry_after_s = _seconds(body.get("retry_after_s", headers.get("retry-after")))
     error, message, do, offset = (body.get(name) for name in ("error", "message", "do", "offset"))
     if not isinstance(error, str) or not isinstance(message, str):
-        moved = f"; it is now at {shown(headers['Location'])}" if "Location" in headers else ""
+        moved = f"; it is now at {shown(headers['location'])}" if "location" in headers else ""
         said = f"the server answered {status}{moved}: {shown(text) or 'nothing'}"
         return Refused(status, "", said, CHECK, retry_after_s=retry_after_s)
     place = offset if isinstance(offset, int) and not isinstance(offset, bool) and offset >= 0 else None

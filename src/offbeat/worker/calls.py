@@ -17,7 +17,7 @@ from offbeat.core.layout import Layout, Model
 from offbeat.errors import OffbeatError
 from offbeat.worker.answers import Refused, Unreachable
 from offbeat.worker.download import PROGRESS, Patience, pull
-from offbeat.worker.http import Http
+from offbeat.worker.http_client import HttpClient
 from offbeat.worker.messages import Acknowledgement, Answer, Joined, Lease, answer_of, read
 from offbeat.worker.outbox import Finished
 
@@ -60,7 +60,7 @@ class Membership:
 class Calls:
     """Speaks for one worker over one connection."""
 
-    def __init__(self, http: Http, hello: Hello, membership: Membership | None = None) -> None:
+    def __init__(self, http: HttpClient, hello: Hello, membership: Membership | None = None) -> None:
         self.http, self.hello = http, hello
         self._membership = membership or Membership()
 

@@ -15,7 +15,7 @@ from offbeat.core.layout import Layout, Model, aligned
 from offbeat.errors import OffbeatError
 from offbeat.wire import LENGTH_BYTES, BadPayload, Header, HeaderReader, check_fit, is_flat, tensors_of, unpack
 from offbeat.worker.answers import Refused, Unreachable
-from offbeat.worker.http import Http, Incoming
+from offbeat.worker.http_client import HttpClient, Incoming
 
 STARTS_MAX = 5
 """Times that a model is read from its beginning."""
@@ -31,7 +31,7 @@ class Changed(OffbeatError):
     """What is there now is not what was begun to be read."""
 
 
-def pull(http: Http, path: str, layout: Layout, patience: Patience) -> Model:
+def pull(http: HttpClient, path: str, layout: Layout, patience: Patience) -> Model:
     """The model at this path, however often the connection is cut."""
     for _ in range(STARTS_MAX):
         try:
@@ -44,7 +44,7 @@ def pull(http: Http, path: str, layout: Layout, patience: Patience) -> Model:
 class Download:
     """One file, from its first byte to its last."""
 
-    def __init__(self, http: Http, path: str, patience: Patience) -> None:
+    def __init__(self, http: HttpClient, path: str, patience: Patience) -> None:
         self.at = self._begun_at = 0
         self._http, self._path, self._patience = http, path, patience
         self._etag: str | None = None
@@ -72,7 +72,7 @@ class Download:
         incoming = self._http.open(self._path)
         if incoming.status != 200:
             raise Unreachable(f"{self._http.address} sent a part of the model that nobody asked for")
-        self._etag = incoming.headers.get("ETag")
+        self._etag = incoming.headers.get("etag")
         return incoming
 
     def _asked(self) -> Incoming:
@@ -84,8 +84,8 @@ class Download:
             incoming = self._http.open(self._path, {"Range": f"bytes={self.at}-", "If-Range": self._etag})
         except Refused as refused:
             raise Changed(str(refused)) if refused.status == 416 else refused from refused
-        begins = incoming.headers.get("Content-Range", "").startswith(f"bytes {self.at}-")
-        if incoming.status != 206 or not begins or incoming.headers.get("ETag", self._etag) != self._etag:
+        begins = incoming.headers.get("content-range", "").startswith(f"bytes {self.at}-")
+        if incoming.status != 206 or not begins or incoming.headers.get("etag", self._etag) != self._etag:
             raise Changed("it was changed meanwhile")
         return incoming
 

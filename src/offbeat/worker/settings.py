@@ -153,12 +153,15 @@ class WorkerSettings:
 
     def context(self) -> ssl.SSLContext | None:
         """Whom to trust; None without TLS."""
-        if not self.address.tls:
-            return None
-        try:
-            return ssl.create_default_context(cafile=self.ca)
-        except (OSError, ssl.SSLError) as error:
-            raise InvalidValue(f"ca {self.ca} cannot be read: {error.strerror or error}; give a PEM file") from None
+        return trusted(self.ca) if self.address.tls else None
+
+
+def trusted(ca: Path | None) -> ssl.SSLContext:
+    """Trust servers with a certificate from this authority; without one, from those that the system trusts."""
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidValue(f"ca {ca} cannot be read: {error.strerror or error}; give a PEM file") from None
 
 
 def token_of(flag: str | None, file: Path | None) -> str | None:

@@ -1,0 +1,215 @@
+"""Owns one connection to the server: bytes out, bytes in, all before a deadline. h11 knows the rules of HTTP/1.1.
+
+Rules kept here:
+- Nothing waits without a limit, also not for a server that sends one byte now and then: a deadline stands for the
+  whole of what is under way, not for its next byte.
+- The server is listened to while a body is sent: an answer that comes before its end stops the sending.
+- A body whose length is known is received straight into the caller's memory; h11 sees only what came with its head.
+"""
+
+import select
+import ssl
+from contextlib import suppress
+from socket import IPPROTO_TCP, SHUT_RDWR, TCP_NODELAY, create_connection, socket
+from time import monotonic
+from typing import Self
+
+import h11
+
+BUFFER = HEAD_MAX = 1 << 16
+INTERIM_MAX = 16
+"""Interim answers (100 Continue) before the final one."""
+NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+READ, WRITE = select.POLLIN, select.POLLOUT
+
+
+class Connection:
+    """A connection, with TLS or without; one exchange at a time, and another one if `reusable`."""
+
+    def __init__(self, sock: socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._buffer = memoryview(bytearray(BUFFER))
+        self._start()
+
+    def _start(self) -> None:
+        self.response: h11.Response | None = None
+        """The head of the final answer, once it is there."""
+        self._http = h11.Connection(h11.CLIENT, HEAD_MAX)
+        self._interims = 0
+        self._came = memoryview(b"")
+        """What came of the body and was not read yet."""
+        self._left: int | None = None
+        """Bytes of the body that are still to come; None where only h11 can tell."""
+
+    @classmethod
+    def open(cls, host: str, port: int, context: ssl.SSLContext | None, until: float) -> Self:
+        """Connect; each address that the host's name has gets what was left of the time at the beginning."""
+        sock = create_connection((host, port), left(until))
+        try:
+            sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
+            return cls(sock if context is None else context.wrap_socket(sock, server_hostname=host))
+        except BaseException:
+            sock.close()
+            raise
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def abort(self) -> None:
+        """From another thread: the thread that waits here learns that the connection is gone."""
+        with suppress(OSError):
+            self._sock.shutdown(SHUT_RDWR)
+
+    def reusable(self) -> bool:
+        """Is the last exchange complete, does the server keep the connection open, and has it said nothing since?"""
+        complete = self._http.our_state is h11.DONE and self._left == 0 and not self._came
+        with suppress(OSError):
+            return complete and self._http.trailing_data == (b"", False) and self._receive(self._buffer, 0.0) is None
+        return False
+
+    # --- out ---------------------------------------------------------------------------------------------------------
+
+    def request(self, request: h11.Request, body: bytes | None, until: float) -> None:
+        """Begin an exchange; a body that is None follows with `send_body`."""
+        self._start()
+        data = self._http.send(request)
+        if body is not None:
+            data += self._http.send(h11.Data(data=body)) + self._http.send(h11.EndOfMessage())
+        self._send(memoryview(data), until)
+
+    def send_body(self, piece: memoryview, until: float) -> bool:
+        """Send a piece of the body; False as soon as the final answer begins, or the server takes no more."""
+        self._http.send_with_data_passthrough(h11.Data(data=piece))  # type: ignore[arg-type]
+        return self._send(piece, until)
+
+    def end_body(self) -> None:
+        self._http.send(h11.EndOfMessage())
+
+    def _send(self, view: memoryview, until: float) -> bool:
+        while len(view):
+            ready = self._ready(READ | WRITE, until)
+            if not ready:
+                raise TimeoutError("it takes too long to take what is sent")
+            if ready & ~WRITE and self.answered(0.0):
+                return False
+            try:
+                view = view[self._sock.send(view) :]
+            except NOT_YET:
+                continue
+            except ConnectionError:  # an answer that it gave before it hung up may still be there to be read
+                return False
+        return True
+
+    # --- in ----------------------------------------------------------------------------------------------------------
+
+    def answered(self, until: float) -> bool:
+        """Wait for the final answer; False when the time is over first."""
+        while self.response is None and self.heard(until):
+            pass
+        return self.response is not None
+
+    def heard(self, until: float) -> bool:
+        """Wait for an answer, interim or final; False when the time is over first."""
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            count = self._receive(self._buffer, until)
+            if count is None:
+                return False
+            if not count:
+                raise ConnectionResetError("it hung up")
+            self._http.receive_data(bytes(self._buffer[:count]))
+        if isinstance(event, h11.Response):
+            self._begin_body(event)
+        self._interims += 1
+        if self._interims > INTERIM_MAX:
+            raise ConnectionAbortedError("it sends interim answers without end")
+        return True
+
+    def _begin_body(self, response: h11.Response) -> None:
+        self.response = response
+        headers = dict(response.headers)
+        known = int(headers[b"content-length"]) if b"content-length" in headers else None
+        came = b""
+        while isinstance(event := self._http.next_event(), h11.Data):
+            came += bytes(event.data)
+        self._came = memoryview(came)
+        if isinstance(event, h11.EndOfMessage):
+            self._left = 0
+        elif known is not None and b"transfer-encoding" not in headers:
+            self._left = known - len(came)
+
+    def read(self, most: int, until: float) -> bytes:
+        """The whole body of the answer, which must not be longer than this."""
+        body = b""
+        while len(body) <= most and (count := self.fill(self._buffer, until)):
+            body += self._buffer[:count]
+        if len(body) > most:
+            raise ConnectionAbortedError("it never ends its answer")
+        return body
+
+    def fill(self, view: memoryview, until: float) -> int:
+        """Read the body until this is full; less where the body ends or breaks off, which the next call then tells."""
+        done = 0
+        try:
+            while done < len(view) and (count := self._some(view[done:], until)):
+                done += count
+        except ConnectionError:
+            if not done:
+                raise
+        return done
+
+    def _some(self, view: memoryview, until: float) -> int:
+        if not self._came and self._left is None:
+            self._came = self._decoded(until)
+        if self._came:
+            count = min(len(view), len(self._came))
+            view[:count], self._came = self._came[:count], self._came[count:]
+            return count
+        if not self._left:
+            return 0
+        count = self._in_time(view[: self._left], until)
+        if not count:
+            raise ConnectionResetError("it breaks off")
+        self._left -= count
+        return count
+
+    def _decoded(self, until: float) -> memoryview:
+        """The next bytes of a body whose end h11 finds; none at its end."""
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            self._http.receive_data(bytes(self._buffer[: self._in_time(self._buffer, until)]))
+        if isinstance(event, h11.Data):
+            return memoryview(bytes(event.data))
+        self._left = 0
+        return memoryview(b"")
+
+    # --- the socket --------------------------------------------------------------------------------------------------
+
+    def _in_time(self, view: memoryview, until: float) -> int:
+        count = self._receive(view, until)
+        if count is None:
+            raise TimeoutError("it takes too long to answer")
+        return count
+
+    def _receive(self, view: memoryview, until: float) -> int | None:
+        """How many bytes came, 0 when the server has hung up; None when the time is over first."""
+        while True:
+            try:
+                return self._sock.recv_into(view)
+            except NOT_YET:  # with TLS, what arrives need not be meant for us
+                if not self._ready(READ, until):
+                    return None
+
+    def _ready(self, events: int, until: float) -> int:
+        """Which of these can be done without waiting, or that the connection is broken; 0 when the time is over."""
+        poll = select.poll()
+        poll.register(self._sock, events)
+        found = poll.poll(max(0.0, 1000 * (until - monotonic())))
+        return found[0][1] if found else 0
+
+
+def left(until: float) -> float:
+    """Seconds until then; a `TimeoutError` once it has passed."""
+    seconds = until - monotonic()
+    if seconds <= 0:
+        raise TimeoutError("it takes too long to answer")
+    return seconds

@@ -1,0 +1,225 @@
+"""Owns HTTP as workers and commands speak it: requests, answers, and what is done about a connection that is gone.
+
+Rules kept here:
+- One connection, kept open. One that the server closed while it was not used is opened again without a word.
+- Every failure is one of two errors: `Refused`, the server said no, or `Unreachable`, there was no answer to believe.
+- A file is sent piece by piece, after the server said that it wants it; an answer meanwhile ends the sending.
+- When a request is given up half-way, for whatever reason, its connection is closed: no request reads another's answer.
+"""
+
+import json
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from math import inf
+from time import monotonic
+from typing import Any, BinaryIO, NamedTuple
+
+import h11
+
+from offbeat.errors import OffbeatError
+from offbeat.worker.answers import Refused, Unreachable, object_of, reason, refusal, shown
+from offbeat.worker.connection import Connection
+from offbeat.worker.settings import Address, Timeouts
+
+PIECE = 1 << 20
+JSON_MAX = 1 << 20
+"""Bytes of an answer that is not a model."""
+BYTES = "application/octet-stream"
+
+Headers = Mapping[str, str]
+NONE: Headers = {}
+
+
+class Incoming(NamedTuple):
+    """The beginning of a large answer."""
+
+    status: int
+    headers: Headers
+    """By their names in small letters."""
+    readinto: Callable[[memoryview], int]
+    """Reads some bytes of it, at least one; `Unreachable` where it breaks off."""
+
+
+class HttpClient:
+    """Speaks to one server, one request at a time."""
+
+    def __init__(
+        self,
+        address: Address,
+        headers: Headers = NONE,
+        context: ssl.SSLContext | None = None,
+        timeouts: Timeouts = Timeouts(),  # noqa: B008 (a frozen value)
+    ) -> None:
+        """`headers` go with every request."""
+        self.address, self.headers, self.context, self.timeouts = address, headers, context, timeouts
+        self._end = inf
+        self._connection: Connection | None = None
+
+    def another(self) -> "HttpClient":
+        """The same with a connection of its own, for another thread."""
+        return HttpClient(self.address, self.headers, self.context, self.timeouts)
+
+    def hurry(self, seconds: float) -> None:
+        """From now on, nothing takes longer than until then."""
+        self._end = monotonic() + seconds
+
+    def close(self) -> None:
+        """Hang up; the next request connects again."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def abort(self) -> None:
+        """From another thread: end what is under way, and whatever would come after it."""
+        self.hurry(0.0)
+        connection = self._connection
+        if connection is not None:
+            connection.abort()
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def call(
+        self, method: str, path: str, body: Any = None, headers: Headers = NONE, *, wait_s: float = 0.0
+    ) -> dict[str, Any]:
+        """JSON there and back; `wait_s` is how long the server may take to think. Empty where it answers nothing."""
+        data = b"" if body is None else json.dumps(body, allow_nan=False).encode()
+        typed = {} if body is None else {"Content-Type": "application/json"}
+        with self._guarded():
+            return self._judged(self._asked(method, path, {**typed, **headers}, data, wait_s))
+
+    def put(self, path: str, file: BinaryIO, size: int, headers: Headers = NONE) -> dict[str, Any]:
+        """Send the next `size` bytes of a file, if the server wants them."""
+        about = {"Content-Type": BYTES, "Content-Length": str(size)}
+        if size:
+            about["Expect"] = "100-continue"
+        with self._guarded():
+            request = self._request("PUT", path, {**about, **headers})
+            connection = self._begun(request, None, self.timeouts.continue_s)
+            if not connection.answered(0.0):
+                self._stream(connection, file, size)
+            self._wait_for_answer(connection, self.timeouts.answer_s)
+            return self._judged(connection)
+
+    def open(self, path: str, headers: Headers = NONE) -> Incoming:
+        """Ask for something large, which is then read piece by piece."""
+        with self._guarded():
+            connection, response = self._opened(path, headers)
+            return Incoming(response.status_code, _headers_of(response), partial(self._received, connection, response))
+
+    def download(self, path: str) -> tuple[Headers, bytes]:
+        """The headers and the body of something large."""
+        with self._guarded():
+            connection, response = self._opened(path, NONE)
+            body, piece = bytearray(), memoryview(bytearray(PIECE))
+            while count := connection.fill(piece, self._until(self.timeouts.piece_s)):
+                body += piece[:count]
+            return _headers_of(response), bytes(body)
+
+    # --- one exchange ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except Refused:
+            raise
+        except (OSError, h11.ProtocolError, UnicodeError) as error:
+            self.close()
+            raise Unreachable(f"{self.address} does not answer: {reason(error)}") from error
+        except BaseException:  # an interrupt, say: half an answer may be on its way
+            self.close()
+            raise
+
+    def _until(self, seconds: float) -> float:
+        return min(monotonic() + seconds, self._end)
+
+    def _request(self, method: str, path: str, headers: Headers) -> h11.Request:
+        fields = {"Host": self.address.netloc, "Accept-Encoding": "identity", **self.headers, **headers}
+        return h11.Request(method=method, target=self.address.prefix + path, headers=list(fields.items()))
+
+    def _asked(self, method: str, path: str, headers: Headers, data: bytes, wait_s: float) -> Connection:
+        sized = {"Content-Length": str(len(data))} if data or method != "GET" else {}
+        wait_s += self.timeouts.answer_s
+        connection = self._begun(self._request(method, path, {**headers, **sized}), data, wait_s)
+        self._wait_for_answer(connection, wait_s)
+        return connection
+
+    def _opened(self, path: str, headers: Headers) -> tuple[Connection, h11.Response]:
+        connection = self._asked("GET", path, headers, b"", 0.0)
+        response = _answer_of(connection)
+        if response.status_code not in (200, 206):
+            self._judged(connection)
+            raise Unreachable(f"{self.address} answered {response.status_code}, which this request does not expect")
+        return connection, response
+
+    def _begun(self, request: h11.Request, body: bytes | None, wait_s: float) -> Connection:
+        """Send this and wait, at most so long, until the server says something."""
+        while True:
+            fresh, connection = self._connected()
+            try:
+                connection.request(request, body, self._until(self.timeouts.answer_s))
+                connection.heard(self._until(wait_s))
+            except ConnectionError:
+                if fresh:
+                    raise
+                self.close()  # the server gave up this connection before it was used again
+            else:
+                return connection
+
+    def _connected(self) -> tuple[bool, Connection]:
+        """A connection, and whether it is new."""
+        if self._connection is not None and self._connection.reusable():
+            return False, self._connection
+        self.close()
+        until = self._until(self.timeouts.connect_s)
+        self._connection = Connection.open(self.address.host, self.address.port, self.context, until)
+        return True, self._connection
+
+    def _stream(self, connection: Connection, file: BinaryIO, size: int) -> None:
+        """Send the file, unless the server answers before all is sent."""
+        piece = memoryview(bytearray(min(PIECE, size)))
+        while size:
+            count = file.readinto(piece[:size])  # type: ignore[attr-defined]
+            if not count:
+                raise OffbeatError(f"{getattr(file, 'name', 'the file')} is shorter than it was; remove it")
+            if not connection.send_body(piece[:count], self._until(self.timeouts.piece_s)):
+                return
+            size -= count
+        connection.end_body()
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def _wait_for_answer(self, connection: Connection, seconds: float) -> None:
+        if not connection.answered(self._until(seconds)):
+            raise TimeoutError(f"it takes too long to answer (more than {seconds:g} s)")
+
+    def _received(self, connection: Connection, response: h11.Response, view: memoryview) -> int:
+        with self._guarded():
+            if self._connection is not connection or connection.response is not response:
+                raise ConnectionResetError("another request was made meanwhile")
+            count = connection.fill(view[:PIECE], self._until(self.timeouts.piece_s))
+            if not count:
+                raise ConnectionResetError("it breaks off")
+            return count
+
+    def _judged(self, connection: Connection) -> dict[str, Any]:
+        response = _answer_of(connection)
+        text = connection.read(JSON_MAX, self._until(self.timeouts.answer_s))
+        if not 200 <= response.status_code < 300:
+            raise refusal(response.status_code, _headers_of(response), text)
+        body = {} if response.status_code == 204 else object_of(text)
+        if body is None:
+            raise Unreachable(f"{self.address} answers, but not as an Offbeat server does: {shown(text) or 'nothing'}")
+        return body
+
+
+def _answer_of(connection: Connection) -> h11.Response:
+    if connection.response is None:
+        raise AssertionError("wait for the answer first")
+    return connection.response
+
+
+def _headers_of(response: h11.Response) -> Headers:
+    return {name.decode("ascii"): value.decode("latin-1") for name, value in response.headers}
