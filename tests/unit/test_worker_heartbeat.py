@@ -91,6 +91,23 @@ def test_a_revoked_task_ends_the_training(tmp_path: Path) -> None:
     assert "task 3 is not wanted any more" in case.lines
 
 
+@pytest.mark.parametrize("wait", ["after the training", "for the model"])
+def test_a_revocation_is_heard_while_a_task_waits(tmp_path: Path, wait: str) -> None:
+    """Otherwise an update is pushed that the server refuses."""
+    beats = Beats(refused(410, "revoked"))
+
+    class Away(Scripted):
+        def pull(self, lease: Lease, layout: Layout, patience: Patience) -> Model:
+            if wait == "for the model":
+                patience(refused(503, "not_now", retry_after_s=LONG_S))
+            return super().pull(lease, layout, patience)
+
+    case = Case(tmp_path, Away(beats, ask=[lease()])).run(at_least_s=LONG_S if wait == "after the training" else 0.0)
+    assert "push 3" not in case.calls
+    assert "task 3 is not wanted any more" in case.lines
+    assert case.calls[-2:] == ["ask", "leave"]
+
+
 def test_a_revocation_does_not_disturb_the_push(tmp_path: Path) -> None:
     beats = Beats(refused(410, "revoked"))
 

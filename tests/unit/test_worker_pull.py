@@ -134,6 +134,11 @@ def test_a_server_that_is_busy_meanwhile_is_waited_for() -> None:
     assert len(seen) == 3
 
 
+def test_a_model_that_is_shorter_than_its_header_says_is_none() -> None:
+    with speaking(said("200 OK", PACKED[:1000])) as http, pytest.raises(Unreachable, match="less of the model"):
+        pull(http, "/v1/models/7", X.layout, patient(0))
+
+
 def test_a_version_that_is_gone_is_refused() -> None:
     gone = said("410 Gone", b'{"error": "gone", "message": "m", "do": "d"}')
     with speaking(gives(500), gone) as http, pytest.raises(Refused) as refused:

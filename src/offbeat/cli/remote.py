@@ -8,7 +8,7 @@ from typing import Any
 from offbeat.errors import InvalidValue
 from offbeat.storage.json_file import read_json
 from offbeat.worker.answers import Unreachable
-from offbeat.worker.http_client import HttpClient
+from offbeat.worker.http_client import PIECE, HttpClient
 from offbeat.worker.settings import Address, trusted
 
 WHERE = "server.json"
@@ -36,10 +36,13 @@ def call(url: str, method: str, path: str, token: str | None, ca: Path | None) -
 def download_model(url: str, epoch: str, token: str | None, ca: Path | None) -> tuple[str, bytes]:
     """The epoch of a model and its file, from a server."""
     with _client(url, token, ca) as client:
-        headers, body = client.download(f"/v1/models/{epoch}")
-    if "offbeat-epoch" not in headers:
-        raise Unreachable(f"{url} answers, but not as an Offbeat server does; check the URL")
-    return headers["offbeat-epoch"], body
+        incoming = client.open(f"/v1/models/{epoch}")
+        if "offbeat-epoch" not in incoming.headers:
+            raise Unreachable(f"{url} answers, but not as an Offbeat server does; check the URL")
+        body, piece = bytearray(), memoryview(bytearray(PIECE))
+        while count := incoming.readinto(piece):
+            body += piece[:count]
+    return incoming.headers["offbeat-epoch"], bytes(body)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ class Connection:
     @classmethod
     def open(cls, host: str, port: int, context: ssl.SSLContext | None, until: float) -> Self:
         """Connect; each address that the host's name has gets what was left of the time at the beginning."""
-        sock = create_connection((host, port), left(until))
+        sock = create_connection((host, port), max(0.001, until - monotonic()))
         try:
             sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
             return cls(sock if context is None else context.wrap_socket(sock, server_hostname=host))
@@ -63,9 +63,12 @@ class Connection:
 
     def reusable(self) -> bool:
         """Is the last exchange complete, does the server keep the connection open, and has it said nothing since?"""
-        complete = self._http.our_state is h11.DONE and self._left == 0 and not self._came
-        with suppress(OSError):
-            return complete and self._http.trailing_data == (b"", False) and self._receive(self._buffer, 0.0) is None
+        if self._http.our_state is not h11.DONE or self._left != 0 or self._came or self._http.trailing_data[0]:
+            return False
+        try:
+            self._receive(self._buffer, 0.0)
+        except OSError as error:
+            return isinstance(error, TimeoutError)
         return False
 
     # --- out ---------------------------------------------------------------------------------------------------------
@@ -75,7 +78,8 @@ class Connection:
         self._start()
         data = self._http.send(request)
         if body is not None:
-            data += self._http.send(h11.Data(data=body)) + self._http.send(h11.EndOfMessage())
+            data += self._http.send(h11.Data(data=body))
+            self.end_body()
         self._send(memoryview(data), until)
 
     def send_body(self, piece: memoryview, until: float) -> bool:
@@ -89,8 +93,6 @@ class Connection:
     def _send(self, view: memoryview, until: float) -> bool:
         while len(view):
             ready = self._ready(READ | WRITE, until)
-            if not ready:
-                raise TimeoutError("it takes too long to take what is sent")
             if ready & ~WRITE and self.answered(0.0):
                 return False
             try:
@@ -112,31 +114,19 @@ class Connection:
     def heard(self, until: float) -> bool:
         """Wait for an answer, interim or final; False when the time is over first."""
         while (event := self._http.next_event()) is h11.NEED_DATA:
-            count = self._receive(self._buffer, until)
-            if count is None:
+            try:
+                if not self._feed(until):
+                    raise ConnectionResetError("it hung up")
+            except TimeoutError:
                 return False
-            if not count:
-                raise ConnectionResetError("it hung up")
-            self._http.receive_data(bytes(self._buffer[:count]))
         if isinstance(event, h11.Response):
-            self._begin_body(event)
+            self.response, headers = event, dict(event.headers)
+            if b"transfer-encoding" not in headers and b"content-length" in headers:
+                self._left = int(headers[b"content-length"])
         self._interims += 1
         if self._interims > INTERIM_MAX:
             raise ConnectionAbortedError("it sends interim answers without end")
         return True
-
-    def _begin_body(self, response: h11.Response) -> None:
-        self.response = response
-        headers = dict(response.headers)
-        known = int(headers[b"content-length"]) if b"content-length" in headers else None
-        came = b""
-        while isinstance(event := self._http.next_event(), h11.Data):
-            came += bytes(event.data)
-        self._came = memoryview(came)
-        if isinstance(event, h11.EndOfMessage):
-            self._left = 0
-        elif known is not None and b"transfer-encoding" not in headers:
-            self._left = known - len(came)
 
     def read(self, most: int, until: float) -> bytes:
         """The whole body of the answer, which must not be longer than this."""
@@ -159,57 +149,50 @@ class Connection:
         return done
 
     def _some(self, view: memoryview, until: float) -> int:
-        if not self._came and self._left is None:
-            self._came = self._decoded(until)
-        if self._came:
-            count = min(len(view), len(self._came))
-            view[:count], self._came = self._came[:count], self._came[count:]
-            return count
-        if not self._left:
-            return 0
-        count = self._in_time(view[: self._left], until)
-        if not count:
-            raise ConnectionResetError("it breaks off")
-        self._left -= count
+        """Some bytes of the body; 0 at its end."""
+        while not self._came and self._left != 0:
+            event = self._http.next_event()
+            if event is h11.NEED_DATA and self._left is not None:
+                return self._past_h11(view[: self._left], until)
+            if event is h11.NEED_DATA:
+                self._feed(until)
+            elif isinstance(event, h11.Data):
+                self._came = memoryview(bytes(event.data))
+                self._left = self._left and self._left - len(self._came)
+            else:
+                self._left = 0
+        count = min(len(view), len(self._came))
+        view[:count], self._came = self._came[:count], self._came[count:]
         return count
 
-    def _decoded(self, until: float) -> memoryview:
-        """The next bytes of a body whose end h11 finds; none at its end."""
-        while (event := self._http.next_event()) is h11.NEED_DATA:
-            self._http.receive_data(bytes(self._buffer[: self._in_time(self._buffer, until)]))
-        if isinstance(event, h11.Data):
-            return memoryview(bytes(event.data))
-        self._left = 0
-        return memoryview(b"")
+    def _past_h11(self, view: memoryview, until: float) -> int:
+        count = self._receive(view, until)
+        if not count:
+            raise ConnectionResetError("it breaks off")
+        self._left = self._left and self._left - count
+        return count
 
     # --- the socket --------------------------------------------------------------------------------------------------
 
-    def _in_time(self, view: memoryview, until: float) -> int:
-        count = self._receive(view, until)
-        if count is None:
-            raise TimeoutError("it takes too long to answer")
+    def _feed(self, until: float) -> int:
+        """Let h11 have what comes next."""
+        count = self._receive(self._buffer, until)
+        self._http.receive_data(bytes(self._buffer[:count]))
         return count
 
-    def _receive(self, view: memoryview, until: float) -> int | None:
-        """How many bytes came, 0 when the server has hung up; None when the time is over first."""
+    def _receive(self, view: memoryview, until: float) -> int:
+        """How many bytes came; 0 when the server has hung up."""
         while True:
             try:
                 return self._sock.recv_into(view)
-            except NOT_YET:  # with TLS, what arrives need not be meant for us
-                if not self._ready(READ, until):
-                    return None
+            except NOT_YET:  # with TLS, what arrives need not be meant for us: look again
+                self._ready(READ, until)
 
     def _ready(self, events: int, until: float) -> int:
-        """Which of these can be done without waiting, or that the connection is broken; 0 when the time is over."""
+        """Wait until one of these can be done; which, or that the connection is broken."""
         poll = select.poll()
         poll.register(self._sock, events)
         found = poll.poll(max(0.0, 1000 * (until - monotonic())))
-        return found[0][1] if found else 0
-
-
-def left(until: float) -> float:
-    """Seconds until then; a `TimeoutError` once it has passed."""
-    seconds = until - monotonic()
-    if seconds <= 0:
-        raise TimeoutError("it takes too long to answer")
-    return seconds
+        if not found:
+            raise TimeoutError("it takes too long to " + ("take what is sent" if events & WRITE else "answer"))
+        return found[0][1]

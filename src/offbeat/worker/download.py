@@ -54,10 +54,7 @@ class Download:
         """The next bytes, until there are as many as this holds."""
         while len(view):
             try:
-                if self._incoming is None:
-                    self._begun_at = self.at
-                    self._incoming = self._asked()
-                count = self._incoming.readinto(view)
+                count = self._some(view)
             except (Unreachable, Refused) as error:
                 if isinstance(error, Refused) and not error.temporary:
                     raise
@@ -67,6 +64,15 @@ class Download:
             else:
                 self.at += count
                 view = view[count:]
+
+    def _some(self, view: memoryview) -> int:
+        if self._incoming is None:
+            self._begun_at = self.at
+            self._incoming = self._asked()
+        count = self._incoming.readinto(view)
+        if not count:
+            raise Unreachable(f"{self._http.address} sent less of the model than its header announces")
+        return count
 
     def _begun(self) -> Incoming:
         incoming = self._http.open(self._path)

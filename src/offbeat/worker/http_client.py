@@ -39,7 +39,7 @@ class Incoming(NamedTuple):
     headers: Headers
     """By their names in small letters."""
     readinto: Callable[[memoryview], int]
-    """Reads some bytes of it, at least one; `Unreachable` where it breaks off."""
+    """Reads some bytes of it, 0 at its end; `Unreachable` where it breaks off."""
 
 
 class HttpClient:
@@ -87,7 +87,7 @@ class HttpClient:
         data = b"" if body is None else json.dumps(body, allow_nan=False).encode()
         typed = {} if body is None else {"Content-Type": "application/json"}
         with self._guarded():
-            return self._judged(self._asked(method, path, {**typed, **headers}, data, wait_s))
+            return self._judged(*self._asked(method, path, {**typed, **headers}, data, wait_s))
 
     def put(self, path: str, file: BinaryIO, size: int, headers: Headers = NONE) -> dict[str, Any]:
         """Send the next `size` bytes of a file, if the server wants them."""
@@ -95,27 +95,20 @@ class HttpClient:
         if size:
             about["Expect"] = "100-continue"
         with self._guarded():
-            request = self._request("PUT", path, {**about, **headers})
-            connection = self._begun(request, None, self.timeouts.continue_s)
+            connection = self._begun("PUT", path, {**about, **headers}, None, self.timeouts.continue_s)
             if not connection.answered(0.0):
                 self._stream(connection, file, size)
-            self._wait_for_answer(connection, self.timeouts.answer_s)
-            return self._judged(connection)
+            return self._judged(connection, self._response(connection, self.timeouts.answer_s))
 
     def open(self, path: str, headers: Headers = NONE) -> Incoming:
         """Ask for something large, which is then read piece by piece."""
         with self._guarded():
-            connection, response = self._opened(path, headers)
-            return Incoming(response.status_code, _headers_of(response), partial(self._received, connection, response))
-
-    def download(self, path: str) -> tuple[Headers, bytes]:
-        """The headers and the body of something large."""
-        with self._guarded():
-            connection, response = self._opened(path, NONE)
-            body, piece = bytearray(), memoryview(bytearray(PIECE))
-            while count := connection.fill(piece, self._until(self.timeouts.piece_s)):
-                body += piece[:count]
-            return _headers_of(response), bytes(body)
+            connection, response = self._asked("GET", path, headers, b"", 0.0)
+            status = response.status_code
+            if status not in (200, 206):
+                self._judged(connection, response)
+                raise Unreachable(f"{self.address} answered {status}, which this request does not expect")
+            return Incoming(status, _headers_of(response), partial(self._received, connection, response))
 
     # --- one exchange ------------------------------------------------------------------------------------------------
 
@@ -135,27 +128,18 @@ class HttpClient:
     def _until(self, seconds: float) -> float:
         return min(monotonic() + seconds, self._end)
 
-    def _request(self, method: str, path: str, headers: Headers) -> h11.Request:
-        fields = {"Host": self.address.netloc, "Accept-Encoding": "identity", **self.headers, **headers}
-        return h11.Request(method=method, target=self.address.prefix + path, headers=list(fields.items()))
-
-    def _asked(self, method: str, path: str, headers: Headers, data: bytes, wait_s: float) -> Connection:
+    def _asked(
+        self, method: str, path: str, headers: Headers, data: bytes, wait_s: float
+    ) -> tuple[Connection, h11.Response]:
         sized = {"Content-Length": str(len(data))} if data or method != "GET" else {}
         wait_s += self.timeouts.answer_s
-        connection = self._begun(self._request(method, path, {**headers, **sized}), data, wait_s)
-        self._wait_for_answer(connection, wait_s)
-        return connection
+        connection = self._begun(method, path, {**headers, **sized}, data, wait_s)
+        return connection, self._response(connection, wait_s)
 
-    def _opened(self, path: str, headers: Headers) -> tuple[Connection, h11.Response]:
-        connection = self._asked("GET", path, headers, b"", 0.0)
-        response = _answer_of(connection)
-        if response.status_code not in (200, 206):
-            self._judged(connection)
-            raise Unreachable(f"{self.address} answered {response.status_code}, which this request does not expect")
-        return connection, response
-
-    def _begun(self, request: h11.Request, body: bytes | None, wait_s: float) -> Connection:
-        """Send this and wait, at most so long, until the server says something."""
+    def _begun(self, method: str, path: str, headers: Headers, body: bytes | None, wait_s: float) -> Connection:
+        """Send a request and wait, at most so long, until the server says something."""
+        fields = {"Host": self.address.netloc, "Accept-Encoding": "identity", **self.headers, **headers}
+        request = h11.Request(method=method, target=self.address.prefix + path, headers=list(fields.items()))
         while True:
             fresh, connection = self._connected()
             try:
@@ -191,34 +175,26 @@ class HttpClient:
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
-    def _wait_for_answer(self, connection: Connection, seconds: float) -> None:
-        if not connection.answered(self._until(seconds)):
+    def _response(self, connection: Connection, seconds: float) -> h11.Response:
+        connection.answered(self._until(seconds))
+        if connection.response is None:
             raise TimeoutError(f"it takes too long to answer (more than {seconds:g} s)")
+        return connection.response
 
     def _received(self, connection: Connection, response: h11.Response, view: memoryview) -> int:
         with self._guarded():
             if self._connection is not connection or connection.response is not response:
                 raise ConnectionResetError("another request was made meanwhile")
-            count = connection.fill(view[:PIECE], self._until(self.timeouts.piece_s))
-            if not count:
-                raise ConnectionResetError("it breaks off")
-            return count
+            return connection.fill(view[:PIECE], self._until(self.timeouts.piece_s))
 
-    def _judged(self, connection: Connection) -> dict[str, Any]:
-        response = _answer_of(connection)
-        text = connection.read(JSON_MAX, self._until(self.timeouts.answer_s))
-        if not 200 <= response.status_code < 300:
-            raise refusal(response.status_code, _headers_of(response), text)
-        body = {} if response.status_code == 204 else object_of(text)
+    def _judged(self, connection: Connection, response: h11.Response) -> dict[str, Any]:
+        text, status = connection.read(JSON_MAX, self._until(self.timeouts.answer_s)), response.status_code
+        if not 200 <= status < 300:
+            raise refusal(status, _headers_of(response), text)
+        body = {} if status == 204 else object_of(text)
         if body is None:
             raise Unreachable(f"{self.address} answers, but not as an Offbeat server does: {shown(text) or 'nothing'}")
         return body
-
-
-def _answer_of(connection: Connection) -> h11.Response:
-    if connection.response is None:
-        raise AssertionError("wait for the answer first")
-    return connection.response
 
 
 def _headers_of(response: h11.Response) -> Headers:

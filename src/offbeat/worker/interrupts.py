@@ -80,9 +80,9 @@ class Interrupts:
 
     @contextmanager
     def allowed(self, task: int | None = None) -> Iterator[None]:
-        """Here `Stop` may be raised and, while `task` is being trained, `Revoked`."""
+        """Here `Stop` may be raised and, while `task` is being done, `Revoked`; a block inside has the same task."""
         before = self._task, self._open
-        self._task, self._open = task, True
+        self._task, self._open = self._task if task is None else task, True
         try:
             self._raise_if_due()
             yield
