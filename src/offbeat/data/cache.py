@@ -16,10 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from offbeat.data.chunks import reason
-from offbeat.data.fetch import fetch
-from offbeat.data.source import Source
-from offbeat.data.unpack import check_archive, unpack
+from offbeat.data.archive import check_archive, fetch, reason, unpack
+from offbeat.data.source import DataSource
 from offbeat.errors import OffbeatError
 
 VARIABLE = "OFFBEAT_DATA"
@@ -36,7 +34,7 @@ def cache_folder() -> Path:
         raise OffbeatError(f"there is no home folder to keep data in; set {VARIABLE} to a folder") from error
 
 
-def ready(source: Source, folder: Path | None = None) -> Path:
+def ready(source: DataSource, folder: Path | None = None) -> Path:
     """The folder that holds the data set's files, fetched and unpacked where they are not there yet."""
     root = (cache_folder() if folder is None else folder).absolute()
     place = root / source.folder
@@ -52,19 +50,19 @@ def ready(source: Source, folder: Path | None = None) -> Path:
     return place
 
 
-def check(source: Source, place: Path) -> None:
+def check(source: DataSource, place: Path) -> None:
     """Refuse a folder in which a file is missing or not as long as it must be."""
-    for member in source.members:
-        path = place / member.name
+    for file in source.files:
+        path = place / file.name
         try:
             size = path.stat().st_size
         except OSError as error:
             raise unusable(source, path, reason(error)) from error
-        if size != member.size:
-            raise unusable(source, path, f"it has {size:,} bytes and must have {member.size:,}")
+        if size != file.size:
+            raise unusable(source, path, f"it has {size:,} bytes and must have {file.size:,}")
 
 
-def unusable(source: Source, path: Path, why: str) -> OffbeatError:
+def unusable(source: DataSource, path: Path, why: str) -> OffbeatError:
     """What to say of a file in its place that cannot be used."""
     return OffbeatError(
         f"cannot use {path}: {why}\nremove {path.parent} and it is unpacked again, "
@@ -72,7 +70,7 @@ def unusable(source: Source, path: Path, why: str) -> OffbeatError:
     )
 
 
-def _make(source: Source, root: Path, place: Path) -> None:
+def _make(source: DataSource, root: Path, place: Path) -> None:
     archive = root / source.archive
     with _aside(root) as temporary:
         if archive.exists():

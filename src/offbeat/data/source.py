@@ -15,7 +15,7 @@ SCHEMES = ("https://", "http://", "file://")
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class DataFile:
     """One file of an archive."""
 
     name: str
@@ -24,7 +24,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DataSource:
     """A data set in its official archive."""
 
     title: str
@@ -37,7 +37,7 @@ class Source:
     """The environment variable that names a mirror."""
     folder: str
     """The one folder in the archive, and its name in the cache."""
-    members: tuple[Member, ...]
+    files: tuple[DataFile, ...]
     """The files that are taken out of it; others stay inside."""
 
     def addresses(self) -> tuple[str, ...]:
