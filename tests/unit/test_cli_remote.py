@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from offbeat.cli import main
 from offbeat.cli.remote import call, download_model
-from offbeat.worker.answers import Refused, Unreachable
+from offbeat.worker.request_errors import RequestRefused, Unreachable
 from tests.unit.test_worker_http import Peer, said, served
 
 CERTIFICATE = "no certificate"
@@ -71,7 +71,7 @@ def test_the_token_goes_along_and_the_authority_is_ignored_without_tls(tmp_path:
 
 def test_a_refusal_is_shown_with_what_to_do() -> None:
     refusal = said("403 Forbidden", b'{"error": "not_allowed", "message": "a viewer may not", "do": "Ask."}')
-    with served(refusal) as address, pytest.raises(Refused, match=r"^a viewer may not\. Ask\.$"):
+    with served(refusal) as address, pytest.raises(RequestRefused, match=r"^a viewer may not\. Ask\.$"):
         call(str(address), "POST", "/v1/workers/3/readmit", None, None)
 
 

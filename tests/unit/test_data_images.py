@@ -81,9 +81,7 @@ def test_a_file_that_shrinks_or_goes_after_the_check_is_named(tmp_path: Path, mo
 
 def test_the_official_layout() -> None:
     source = images.SOURCE
-    assert [file.name for file in source.files] == [f"data_batch_{k}.bin" for k in range(1, 6)] + [
-        "test_batch.bin"
-    ]
+    assert [file.name for file in source.files] == [f"data_batch_{k}.bin" for k in range(1, 6)] + ["test_batch.bin"]
     assert {file.size for file in source.files} == {10_000 * 3073}
     digests = [source.digest, *(file.digest for file in source.files)]
     assert {len(digest) for digest in digests} == {len("sha256:") + 64}

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from offbeat.worker.answers import Refused, Unreachable
 from offbeat.worker.http_client import JSON_MAX, HttpClient
+from offbeat.worker.request_errors import RequestRefused, Unreachable
 from offbeat.worker.settings import Address, Timeouts
 
 SLOW = Timeouts(connect_s=10, answer_s=10, continue_s=10, piece_s=10)
@@ -235,7 +235,7 @@ def test_nobody_listens() -> None:
 
 def test_a_refusal_carries_what_the_server_said() -> None:
     body = b'{"error": "wrong_offset", "message": "not there", "do": "Append.", "offset": 7, "retry_after_s": 1.5}'
-    with speaking(said("409 Conflict", body)) as http, pytest.raises(Refused) as refused:
+    with speaking(said("409 Conflict", body)) as http, pytest.raises(RequestRefused) as refused:
         http.call("GET", "/")
     found = refused.value
     assert (found.status, found.error, found.offset, found.retry_after_s) == (409, "wrong_offset", 7, 1.5)
@@ -258,7 +258,10 @@ def test_a_refusal_that_is_not_ours_is_one_too(
     status: str, headers: str, retry_after_s: float | None, temporary: bool
 ) -> None:
     page = b"<html>\x1b[31m\n gateway  says no</html>"
-    with speaking(said(status, page, headers)) as http, pytest.raises(Refused, match="gateway says no") as refused:
+    with (
+        speaking(said(status, page, headers)) as http,
+        pytest.raises(RequestRefused, match="gateway says no") as refused,
+    ):
         http.call("GET", "/")
     assert refused.value.status == int(status[:3])
     assert refused.value.error == ""
@@ -269,7 +272,7 @@ def test_a_refusal_that_is_not_ours_is_one_too(
 
 def test_a_server_that_moved_says_where() -> None:
     moved = said("301 Moved", b"", "Location: https://there.example/\r\n")
-    with speaking(moved) as http, pytest.raises(Refused, match=r"it is now at https://there\.example/"):
+    with speaking(moved) as http, pytest.raises(RequestRefused, match=r"it is now at https://there\.example/"):
         http.call("GET", "/")
 
 

@@ -17,7 +17,7 @@ import click
 
 if TYPE_CHECKING:
     from offbeat.task import Task
-    from offbeat.worker.messages import Joined
+    from offbeat.worker.api_answers import Joined
     from offbeat.worker.outbox import Outbox
     from offbeat.worker.settings import WorkerSettings
 
@@ -29,7 +29,7 @@ WORKERS_MAX = 1000
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-class Failed(click.ClickException):
+class WorkFailed(click.ClickException):
     """The task does not work here."""
 
     exit_code = 1
@@ -53,7 +53,7 @@ class Failed(click.ClickException):
 @click.option("--nice", default=0, show_default=True, envvar="OFFBEAT_NICE", help="Give way to others: 0..19.")
 @click.option("--journal", type=FILE, envvar="OFFBEAT_JOURNAL", help="Note every acknowledged update in this file.")
 @click.option("--at-least-s", default=0.0, help="A task takes at least this long: to try how slow devices fare.")
-@click.option("--failures-max", default=5, show_default=True, help="Failed trainings in a row before it gives up.")
+@click.option("--failures-max", default=5, show_default=True, help="WorkFailed trainings in a row before it gives up.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
 def work(task: str, token: str | None, token_file: Path | None, quiet: bool, **flags: Any) -> None:
     """Train TASK for one device, for as long as the server has something to do.
@@ -61,16 +61,16 @@ def work(task: str, token: str | None, token_file: Path | None, quiet: bool, **f
     TASK is digits, cifar10, wikitext2, or path.py[:name].
     """
     from offbeat.errors import OffbeatError
-    from offbeat.worker.answers import Refused
     from offbeat.worker.loop import GaveUp
+    from offbeat.worker.request_errors import RequestRefused
     from offbeat.worker.settings import TOKEN, WorkerSettings, token_of
 
     settings = WorkerSettings(token=token_of(token, token_file), **flags)
     try:
         _work(task, settings, (lambda _line: None) if quiet else partial(click.echo, err=True))
     except GaveUp as error:
-        raise Failed(str(error)) from error
-    except Refused as refused:
+        raise WorkFailed(str(error)) from error
+    except RequestRefused as refused:
         if refused.error not in ("no_token", "bad_token"):
             raise
         raise OffbeatError(f"{refused.message}; give it with --token, --token-file or {TOKEN}") from refused
@@ -79,7 +79,7 @@ def work(task: str, token: str | None, token_file: Path | None, quiet: bool, **f
 def _work(spec: str, settings: "WorkerSettings", say: Callable[[str], None]) -> None:
     from offbeat.loading import identity
     from offbeat.sim.share import described
-    from offbeat.worker.calls import Calls, Hello, common_headers
+    from offbeat.worker.api_client import ApiClient, Hello, common_headers
     from offbeat.worker.eligibility import Eligibility, conditions_of
     from offbeat.worker.http_client import HttpClient
     from offbeat.worker.loop import Worker
@@ -92,7 +92,7 @@ def _work(spec: str, settings: "WorkerSettings", say: Callable[[str], None]) -> 
         journal = Journal(settings.journal)
         try:
             Worker(
-                Calls(http, Hello(outbox.name(), identity(spec), settings.device)),
+                ApiClient(http, Hello(outbox.name(), identity(spec), settings.device)),
                 outbox,
                 partial(make, spec, say),
                 settings,

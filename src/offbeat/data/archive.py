@@ -66,8 +66,11 @@ def _opened(source: DataSource, address: str) -> Iterator[IO[bytes]]:
         request = Request(address, headers={"User-Agent": AGENT})  # noqa: S310 (the source checked the scheme)
         response = urlopen(request, timeout=TIMEOUT_S)  # noqa: S310 (see above)
     console = Console(stderr=True)
-    shown = {"description": source.archive, "console": console, "disable": not console.is_terminal}
-    with response, wrap_file(response, source.size, **shown) as stream:
+    silent = not console.is_terminal
+    with (
+        response,
+        wrap_file(response, source.size, description=source.archive, console=console, disable=silent) as stream,
+    ):
         yield cast(IO[bytes], stream)
 
 

@@ -2,7 +2,7 @@
 
 Rules kept here:
 - After a cut only the rest is asked for, and only of the very same version: its ETag must be what it was. Where the
-  connection brought something, that is done at once; else whoever wants the model is asked to be patient.
+  connection brought something, that is done at once; otherwise after a wait.
 - The flat vector is read into its place; there is no second copy of it.
 - Nothing is kept that the layout does not ask for: sizes are checked before there is memory for them.
 """
@@ -14,21 +14,21 @@ import numpy as np
 from offbeat.core.layout import Layout, Model, aligned
 from offbeat.errors import OffbeatError
 from offbeat.wire import LENGTH_BYTES, BadPayload, Header, HeaderReader, check_fit, is_flat, tensors_of, unpack
-from offbeat.worker.answers import Refused, Unreachable
 from offbeat.worker.http_client import HttpClient, Incoming
+from offbeat.worker.request_errors import RequestRefused, Unreachable
 
 STARTS_MAX = 5
 """Times that a model is read from its beginning."""
 PROGRESS = 1 << 16
 """Bytes that a connection must have moved for another one to be opened at once."""
 
-Patience = Callable[[Unreachable | Refused], None]
+Patience = Callable[[Unreachable | RequestRefused], None]
 """Called when it may help to try again: waits, or raises what it was given."""
 Fill = Callable[[memoryview], None]
 
 
 class Changed(OffbeatError):
-    """What is there now is not what was begun to be read."""
+    """The server has another model there than the one that was begun to be read."""
 
 
 def pull(http: HttpClient, path: str, layout: Layout, patience: Patience) -> Model:
@@ -38,7 +38,7 @@ def pull(http: HttpClient, path: str, layout: Layout, patience: Patience) -> Mod
             return read_model(Download(http, path, patience).fill, layout)
         except Changed:
             continue
-    raise Unreachable(f"{http.address}{path} is another one whenever it is asked for")
+    raise Unreachable(f"{http.address}{path} is another model whenever it is asked for")
 
 
 class Download:
@@ -51,12 +51,12 @@ class Download:
         self._incoming: Incoming | None = None
 
     def fill(self, view: memoryview) -> None:
-        """The next bytes, until there are as many as this holds."""
+        """Read the next bytes until this is full."""
         while len(view):
             try:
                 count = self._some(view)
-            except (Unreachable, Refused) as error:
-                if isinstance(error, Refused) and not error.temporary:
+            except (Unreachable, RequestRefused) as error:
+                if isinstance(error, RequestRefused) and not error.temporary:
                     raise
                 self._incoming = None
                 if self.at - self._begun_at < PROGRESS:
@@ -77,7 +77,7 @@ class Download:
     def _begun(self) -> Incoming:
         incoming = self._http.open(self._path)
         if incoming.status != 200:
-            raise Unreachable(f"{self._http.address} sent a part of the model that nobody asked for")
+            raise Unreachable(f"{self._http.address} sent a part of the model, although all of it was asked for")
         self._etag = incoming.headers.get("etag")
         return incoming
 
@@ -85,10 +85,10 @@ class Download:
         if not self.at:
             return self._begun()
         if not self._etag:
-            raise Changed("without an ETag nobody knows")
+            raise Changed("without an ETag it cannot be told whether it is the same")
         try:
             incoming = self._http.open(self._path, {"Range": f"bytes={self.at}-", "If-Range": self._etag})
-        except Refused as refused:
+        except RequestRefused as refused:
             raise Changed(str(refused)) if refused.status == 416 else refused from refused
         begins = incoming.headers.get("content-range", "").startswith(f"bytes {self.at}-")
         if incoming.status != 206 or not begins or incoming.headers.get("etag", self._etag) != self._etag:
@@ -97,7 +97,7 @@ class Download:
 
 
 def read_model(fill: Fill, layout: Layout) -> Model:
-    """The model that these bytes hold; refused, by name, where it does not fit."""
+    """The model in these bytes; `LayoutMismatch` where it does not fit."""
     reader = HeaderReader()
     length = _next(fill, LENGTH_BYTES)
     reader.feed(length)  # refuses one that is too long

@@ -2,7 +2,7 @@
 
 Rules kept here:
 - One connection, kept open. One that the server closed while it was not used is opened again without a word.
-- Every failure is one of two errors: `Refused`, the server said no, or `Unreachable`, there was no answer to believe.
+- Every failure is a `RequestRefused`, the server said no, or `Unreachable`, there was no answer to believe.
 - A file is sent piece by piece, after the server said that it wants it; an answer meanwhile ends the sending.
 - When a request is given up half-way, for whatever reason, its connection is closed: no request reads another's answer.
 """
@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, NamedTuple
 import h11
 
 from offbeat.errors import OffbeatError
-from offbeat.worker.answers import Refused, Unreachable, object_of, reason, refusal, shown
 from offbeat.worker.connection import Connection
+from offbeat.worker.request_errors import RequestRefused, Unreachable, object_of, reason, refusal, shown
 from offbeat.worker.settings import Address, Timeouts
 
 PIECE = 1 << 20
@@ -116,7 +116,7 @@ class HttpClient:
     def _guarded(self) -> Iterator[None]:
         try:
             yield
-        except Refused:
+        except RequestRefused:
             raise
         except (OSError, h11.ProtocolError, UnicodeError) as error:
             self.close()
