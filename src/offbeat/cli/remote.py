@@ -36,13 +36,13 @@ def call(url: str, method: str, path: str, token: str | None, ca: Path | None) -
 def download_model(url: str, epoch: str, token: str | None, ca: Path | None) -> tuple[str, bytes]:
     """The epoch of a model and its file, from a server."""
     with _client(url, token, ca) as client:
-        incoming = client.open(f"/v1/models/{epoch}")
-        if "offbeat-epoch" not in incoming.headers:
+        _, headers = client.open(f"/v1/models/{epoch}")
+        if "offbeat-epoch" not in headers:
             raise Unreachable(f"{url} answers, but not as an Offbeat server does; check the URL")
         body, piece = bytearray(), memoryview(bytearray(PIECE))
-        while count := incoming.readinto(piece):
+        while count := client.readinto(piece):
             body += piece[:count]
-    return incoming.headers["offbeat-epoch"], bytes(body)
+    return headers["offbeat-epoch"], bytes(body)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Owns where runs stand: of a server by its word, of a folder by its files."""
+"""Owns the state of runs as commands show it: asked from a server, or read from the files of a folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ def status_of(source: str, token: str | None, ca: Path | None) -> dict[str, Any]
         try:
             return call(url_of(source), "GET", "/v1/status", token, ca)
         except Unreachable:
-            pass  # it was killed: its files tell
+            pass  # the server was killed: its files tell
     return from_files(Path(source))
 
 
@@ -88,7 +88,7 @@ def run_of(path: Path) -> dict[str, Any]:
 
 
 def table(found: list[dict[str, Any]]) -> None:
-    """Print runs, a line each."""
+    """Print a table with one line per run."""
     shown = Table(box=None, pad_edge=False)
     for heading in ("folder", "state", "task", "rule", "t", "metrics"):
         shown.add_column(heading, justify="right" if heading == "t" else "left")

@@ -1,10 +1,10 @@
-"""Owns the cache folder: where it is, how a data set gets there whole, and when what is there counts.
+"""Owns the cache folder: where it is, how a data set gets there whole, and when files in it can be used.
 
 Rules kept here:
-- What is in its place is complete. Everything is made in a temporary folder beside it, checked, then renamed.
+- A file in its place is complete. Everything is made in a temporary folder beside it, checked, then renamed.
 - Of two processes that make the same thing the slower one drops its own.
-- What a user put there is used if it has the official layout, and is never changed or removed.
-- Temporary folders go when their maker ends. Those of a maker that was killed go a day later, with the next fetch.
+- Files that a user put there are used if they have the official layout, and are never changed or removed.
+- A process removes its temporary folder. That of a killed process is removed a day later, with the next fetch.
 """
 
 import os
@@ -51,7 +51,7 @@ def ready(source: DataSource, folder: Path | None = None) -> Path:
 
 
 def check(source: DataSource, place: Path) -> None:
-    """Refuse a folder in which a file is missing or not as long as it must be."""
+    """Refuse a folder in which a file is missing or has the wrong length."""
     for file in source.files:
         path = place / file.name
         try:
@@ -63,7 +63,7 @@ def check(source: DataSource, place: Path) -> None:
 
 
 def unusable(source: DataSource, path: Path, why: str) -> OffbeatError:
-    """What to say of a file in its place that cannot be used."""
+    """The error for a file in its place that cannot be used."""
     return OffbeatError(
         f"cannot use {path}: {why}\nremove {path.parent} and it is unpacked again, "
         f"or put the files of the official {source.archive} there"
@@ -83,7 +83,7 @@ def _make(source: DataSource, root: Path, place: Path) -> None:
 
 
 def _settle(finished: Path, place: Path) -> None:
-    """Move what is finished to its place; what another process put there meanwhile is as good, and stays."""
+    """Move a finished file or folder to its place; one that another process put there meanwhile stays."""
     try:
         finished.rename(place)
     except OSError:

@@ -62,7 +62,7 @@ def cifar10(folder: Path | None = None) -> Images:
 
 
 def _read(place: Path, files: Sequence[DataFile]) -> tuple[Pixels, Labels]:
-    """One file at a time is copied to its rows: the labels stand between the pixels, so it cannot be used as it is."""
+    """Each file is copied to its rows, because labels stand between the pixels."""
     count = sum(file.size for file in files) // (1 + PIXELS)
     images, labels = np.empty((count, PIXELS), np.uint8), np.empty(count, np.int64)
     start = 0

@@ -1,4 +1,4 @@
-"""Owns what is known of a data set before it is there: its archive, its files, its addresses.
+"""Owns what is known of a data set before it is fetched: its archive, its files, its addresses.
 
 Rules kept here:
 - A digest names its kind: "sha256:..." or "sha1:...".
@@ -41,7 +41,7 @@ class DataSource:
     """The files that are taken out of it; others stay inside."""
 
     def addresses(self) -> tuple[str, ...]:
-        """Where to fetch the archive from: the mirror, if one is named, else the official places."""
+        """Where to fetch the archive from: the mirror, if one is named, else the official addresses."""
         mirror = os.environ.get(self.variable, "")
         if not mirror:
             return self.official
@@ -50,7 +50,7 @@ class DataSource:
         return (mirror,)
 
     def by_hand(self, root: Path) -> str:
-        """What a user without a network can do."""
+        """What a user without a network can do, in words."""
         return (
             f"put {self.archive} into {root}, or unpack it there (it makes {root / self.folder}), "
             f"or set {self.variable} to a mirror's address"

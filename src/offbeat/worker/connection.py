@@ -30,9 +30,10 @@ class Connection:
         sock.setblocking(False)
         self._sock = sock
         self._buffer = memoryview(bytearray(BUFFER))
-        self._start()
+        self.start()
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Forget the exchange before."""
         self.response: h11.Response | None = None
         """The head of the final answer, once it is there."""
         self._http = h11.Connection(h11.CLIENT, HEAD_MAX)
@@ -73,22 +74,10 @@ class Connection:
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
-    def request(self, request: h11.Request, body: bytes | None, until: float) -> None:
-        """Begin an exchange; a body that is None follows with `send_body`."""
-        self._start()
-        data = self._http.send(request)
-        if body is not None:
-            data += self._http.send(h11.Data(data=body))
-            self.end_body()
-        self._send(memoryview(data), until)
-
-    def send_body(self, piece: memoryview, until: float) -> bool:
-        """Send a piece of the body; False as soon as the final answer begins, or the server takes no more."""
-        self._http.send_with_data_passthrough(h11.Data(data=piece))  # type: ignore[arg-type]
-        return self._send(piece, until)
-
-    def end_body(self) -> None:
-        self._http.send(h11.EndOfMessage())
+    def send(self, event: h11.Event, until: float) -> bool:
+        """Send a part of a request; False as soon as the final answer begins, or the server takes no more."""
+        parts = self._http.send_with_data_passthrough(event) or []
+        return all(self._send(memoryview(part), until) for part in parts)
 
     def _send(self, view: memoryview, until: float) -> bool:
         while len(view):

@@ -14,7 +14,7 @@ import numpy as np
 from offbeat.core.layout import Layout, Model, aligned
 from offbeat.errors import OffbeatError
 from offbeat.wire import LENGTH_BYTES, BadPayload, Header, HeaderReader, check_fit, is_flat, tensors_of, unpack
-from offbeat.worker.http_client import HttpClient, Incoming
+from offbeat.worker.http_client import HttpClient
 from offbeat.worker.request_errors import RequestRefused, Unreachable
 
 STARTS_MAX = 5
@@ -48,7 +48,7 @@ class Download:
         self.at = self._begun_at = 0
         self._http, self._path, self._patience = http, path, patience
         self._etag: str | None = None
-        self._incoming: Incoming | None = None
+        self._opened = False
 
     def fill(self, view: memoryview) -> None:
         """Read the next bytes until this is full."""
@@ -58,7 +58,7 @@ class Download:
             except (Unreachable, RequestRefused) as error:
                 if isinstance(error, RequestRefused) and not error.temporary:
                     raise
-                self._incoming = None
+                self._opened = False
                 if self.at - self._begun_at < PROGRESS:
                     self._patience(error)
             else:
@@ -66,34 +66,31 @@ class Download:
                 view = view[count:]
 
     def _some(self, view: memoryview) -> int:
-        if self._incoming is None:
+        if not self._opened:
             self._begun_at = self.at
-            self._incoming = self._asked()
-        count = self._incoming.readinto(view)
+            (self._resume if self.at else self._begin)()
+            self._opened = True
+        count = self._http.readinto(view)
         if not count:
             raise Unreachable(f"{self._http.address} sent less of the model than its header announces")
         return count
 
-    def _begun(self) -> Incoming:
-        incoming = self._http.open(self._path)
-        if incoming.status != 200:
+    def _begin(self) -> None:
+        status, headers = self._http.open(self._path)
+        if status != 200:
             raise Unreachable(f"{self._http.address} sent a part of the model, although all of it was asked for")
-        self._etag = incoming.headers.get("etag")
-        return incoming
+        self._etag = headers.get("etag")
 
-    def _asked(self) -> Incoming:
-        if not self.at:
-            return self._begun()
+    def _resume(self) -> None:
         if not self._etag:
             raise Changed("without an ETag it cannot be told whether it is the same")
         try:
-            incoming = self._http.open(self._path, {"Range": f"bytes={self.at}-", "If-Range": self._etag})
+            status, headers = self._http.open(self._path, {"Range": f"bytes={self.at}-", "If-Range": self._etag})
         except RequestRefused as refused:
             raise Changed(str(refused)) if refused.status == 416 else refused from refused
-        begins = incoming.headers.get("content-range", "").startswith(f"bytes {self.at}-")
-        if incoming.status != 206 or not begins or incoming.headers.get("etag", self._etag) != self._etag:
+        begins = headers.get("content-range", "").startswith(f"bytes {self.at}-")
+        if status != 206 or not begins or headers.get("etag", self._etag) != self._etag:
             raise Changed("it was changed meanwhile")
-        return incoming
 
 
 def read_model(fill: Fill, layout: Layout) -> Model:

@@ -9,12 +9,11 @@ Rules kept here:
 
 import json
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from math import inf
 from time import monotonic
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import h11
 
@@ -30,16 +29,7 @@ BYTES = "application/octet-stream"
 
 Headers = Mapping[str, str]
 NONE: Headers = {}
-
-
-class Incoming(NamedTuple):
-    """The beginning of a large answer."""
-
-    status: int
-    headers: Headers
-    """By their names in small letters."""
-    readinto: Callable[[memoryview], int]
-    """Reads some bytes of it, 0 at its end; `Unreachable` where it breaks off."""
+Body = tuple[h11.Event, ...]
 
 
 class HttpClient:
@@ -95,20 +85,27 @@ class HttpClient:
         if size:
             about["Expect"] = "100-continue"
         with self._guarded():
-            connection = self._begun("PUT", path, {**about, **headers}, None, self.timeouts.continue_s)
+            connection = self._begun("PUT", path, {**about, **headers}, (), self.timeouts.continue_s)
             if not connection.answered(0.0):
                 self._stream(connection, file, size)
             return self._judged(connection, self._response(connection, self.timeouts.answer_s))
 
-    def open(self, path: str, headers: Headers = NONE) -> Incoming:
-        """Ask for something large, which is then read piece by piece."""
+    def open(self, path: str, headers: Headers = NONE) -> tuple[int, Headers]:
+        """Ask for something large, to be read with `readinto`; its status, and headers by names in small letters."""
         with self._guarded():
             connection, response = self._asked("GET", path, headers, b"", 0.0)
             status = response.status_code
             if status not in (200, 206):
                 self._judged(connection, response)
                 raise Unreachable(f"{self.address} answered {status}, which this request does not expect")
-            return Incoming(status, _headers_of(response), partial(self._received, connection, response))
+            return status, _headers_of(response)
+
+    def readinto(self, view: memoryview) -> int:
+        """Read the next bytes of what was opened, 0 at its end; `Unreachable` where it breaks off."""
+        with self._guarded():
+            if self._connection is None:
+                raise ConnectionResetError("it was closed meanwhile")
+            return self._connection.fill(view[:PIECE], self._until(self.timeouts.piece_s))
 
     # --- one exchange ------------------------------------------------------------------------------------------------
 
@@ -133,17 +130,20 @@ class HttpClient:
     ) -> tuple[Connection, h11.Response]:
         sized = {"Content-Length": str(len(data))} if data or method != "GET" else {}
         wait_s += self.timeouts.answer_s
-        connection = self._begun(method, path, {**headers, **sized}, data, wait_s)
+        body = (h11.Data(data=data), h11.EndOfMessage())
+        connection = self._begun(method, path, {**headers, **sized}, body, wait_s)
         return connection, self._response(connection, wait_s)
 
-    def _begun(self, method: str, path: str, headers: Headers, body: bytes | None, wait_s: float) -> Connection:
+    def _begun(self, method: str, path: str, headers: Headers, body: Body, wait_s: float) -> Connection:
         """Send a request and wait, at most so long, until the server says something."""
         fields = {"Host": self.address.netloc, "Accept-Encoding": "identity", **self.headers, **headers}
         request = h11.Request(method=method, target=self.address.prefix + path, headers=list(fields.items()))
         while True:
             fresh, connection = self._connected()
             try:
-                connection.request(request, body, self._until(self.timeouts.answer_s))
+                connection.start()
+                for event in (request, *body):
+                    connection.send(event, self._until(self.timeouts.answer_s))
                 connection.heard(self._until(wait_s))
             except ConnectionError:
                 if fresh:
@@ -168,10 +168,11 @@ class HttpClient:
             count = file.readinto(piece[:size])  # type: ignore[attr-defined]
             if not count:
                 raise OffbeatError(f"{getattr(file, 'name', 'the file')} is shorter than it was; remove it")
-            if not connection.send_body(piece[:count], self._until(self.timeouts.piece_s)):
+            event = h11.Data(data=piece[:count])  # type: ignore[arg-type]
+            if not connection.send(event, self._until(self.timeouts.piece_s)):
                 return
             size -= count
-        connection.end_body()
+        connection.send(h11.EndOfMessage(), self._until(self.timeouts.piece_s))
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -180,12 +181,6 @@ class HttpClient:
         if connection.response is None:
             raise TimeoutError(f"it takes too long to answer (more than {seconds:g} s)")
         return connection.response
-
-    def _received(self, connection: Connection, response: h11.Response, view: memoryview) -> int:
-        with self._guarded():
-            if self._connection is not connection or connection.response is not response:
-                raise ConnectionResetError("another request was made meanwhile")
-            return connection.fill(view[:PIECE], self._until(self.timeouts.piece_s))
 
     def _judged(self, connection: Connection, response: h11.Response) -> dict[str, Any]:
         text, status = connection.read(JSON_MAX, self._until(self.timeouts.answer_s)), response.status_code
