@@ -270,6 +270,16 @@ def test_a_refusal_that_is_not_ours_is_one_too(
     assert "\x1b" not in str(refused.value)
 
 
+def test_an_answer_that_comes_before_the_request_is_sent_is_read_whole() -> None:
+    def connection(peer: Peer) -> None:
+        peer.head()
+        peer.answer("401 Unauthorized", b'{"error": "no_token", "message": "who are you", "do": "d"}')
+        assert not peer.file.read().endswith(b"]")
+
+    with speaking(connection) as http, pytest.raises(RequestRefused, match="who are you"):
+        http.call("POST", "/", ["x" * 50_000_000])
+
+
 def test_a_server_that_moved_says_where() -> None:
     moved = said("301 Moved", b"", "Location: https://there.example/\r\n")
     with speaking(moved) as http, pytest.raises(RequestRefused, match=r"it is now at https://there\.example/"):

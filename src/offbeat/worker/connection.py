@@ -74,12 +74,10 @@ class Connection:
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
-    def send(self, event: h11.Event, until: float) -> bool:
-        """Send a part of a request; False as soon as the final answer begins, or the server takes no more."""
-        parts = self._http.send_with_data_passthrough(event) or []
-        return all(self._send(memoryview(part), until) for part in parts)
-
-    def _send(self, view: memoryview, until: float) -> bool:
+    def send(self, until: float, *events: h11.Event) -> bool:
+        """Send these parts of a request; False as soon as the final answer begins, or the server takes no more."""
+        parts = [part for event in events for part in self._http.send_with_data_passthrough(event) or ()]
+        view = memoryview(parts[0] if len(parts) == 1 else b"".join(parts))  # a piece of a file is not copied
         while len(view):
             ready = self._ready(READ | WRITE, until)
             if ready & ~WRITE and self.answered(0.0):
@@ -102,6 +100,8 @@ class Connection:
 
     def heard(self, until: float) -> bool:
         """Wait for an answer, interim or final; False when the time is over first."""
+        if self.response is not None:
+            return True
         while (event := self._http.next_event()) is h11.NEED_DATA:
             try:
                 if not self._feed(until):

@@ -142,8 +142,7 @@ class HttpClient:
             fresh, connection = self._connected()
             try:
                 connection.start()
-                for event in (request, *body):
-                    connection.send(event, self._until(self.timeouts.answer_s))
+                connection.send(self._until(self.timeouts.answer_s), request, *body)
                 connection.heard(self._until(wait_s))
             except ConnectionError:
                 if fresh:
@@ -168,11 +167,11 @@ class HttpClient:
             count = file.readinto(piece[:size])  # type: ignore[attr-defined]
             if not count:
                 raise OffbeatError(f"{getattr(file, 'name', 'the file')} is shorter than it was; remove it")
-            event = h11.Data(data=piece[:count])  # type: ignore[arg-type]
-            if not connection.send(event, self._until(self.timeouts.piece_s)):
+            data = h11.Data(data=piece[:count])  # type: ignore[arg-type]
+            if not connection.send(self._until(self.timeouts.piece_s), data):
                 return
             size -= count
-        connection.send(h11.EndOfMessage(), self._until(self.timeouts.piece_s))
+        connection.send(0.0, h11.EndOfMessage())
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
