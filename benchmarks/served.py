@@ -12,7 +12,7 @@ from offbeat.errors import OffbeatError
 from offbeat.server.access import TOKENS, Role, TokenBook
 from offbeat.server.certificates import CA_CERT, make, worker_context
 from offbeat.storage.json_file import read_json
-from offbeat.worker.http import Http
+from offbeat.worker.http_client import HttpClient
 from offbeat.worker.settings import Address, Timeouts
 
 BYTES = 4
@@ -58,7 +58,7 @@ class Served:
     process: Process
     url: str
     task: Path
-    http: Http
+    http: HttpClient
 
     def applied(self) -> int:
         """Updates that the server says it has applied."""
@@ -78,7 +78,7 @@ def serving(
         wait_for(where, process, log)
         url = str(read_json(where)["url"])
         headers = {"Authorization": f"Bearer {access.token}"} if access.token else {}
-        http = Http(Address.of(url), headers, access.context, Timeouts())
+        http = HttpClient(Address.of(url), headers, access.context, Timeouts())
         try:
             yield Served(process, url, task, http)
         finally:

@@ -12,16 +12,16 @@ from time import monotonic
 from offbeat.loading import identity, load
 from offbeat.settings import Settings
 from offbeat.task import Task
-from offbeat.worker.calls import Calls, Hello, common_headers
-from offbeat.worker.http import Http
+from offbeat.worker.api_answers import Acknowledgement, Joined
+from offbeat.worker.api_client import ApiClient, Hello, common_headers
+from offbeat.worker.http_client import HttpClient
 from offbeat.worker.loop import Worker
-from offbeat.worker.messages import Acknowledgement, Joined
 from offbeat.worker.outbox import Finished, Outbox
 from offbeat.worker.settings import WorkerSettings
 
 
-class TimedCalls(Calls):
-    """Calls that note how long a push takes."""
+class TimedClient(ApiClient):
+    """Notes how long a push takes."""
 
     noted: list[tuple[float, float]]
 
@@ -35,9 +35,9 @@ class TimedCalls(Calls):
 
 def work(task: str, settings: WorkerSettings, folder: Path, notes: Path) -> None:
     """Work until told to stop, then write the notes."""
-    http = Http(settings.address, common_headers(settings.token), settings.context(), settings.timeouts)
+    http = HttpClient(settings.address, common_headers(settings.token), settings.context(), settings.timeouts)
     with Outbox(folder, name=settings.name) as outbox:
-        calls = TimedCalls(http, Hello(outbox.name(), identity(task), settings.device))
+        calls = TimedClient(http, Hello(outbox.name(), identity(task), settings.device))
         calls.noted = []
 
         def make(joined: Joined) -> Task:

@@ -23,10 +23,10 @@ from offbeat.server.life import Order
 from offbeat.server.settings import Door
 from offbeat.web.login import TRIES_MAX
 from offbeat.web.served import furnish
-from offbeat.worker.answers import Refused
-from offbeat.worker.calls import Calls, Hello, common_headers
-from offbeat.worker.http import Http
+from offbeat.worker.api_client import ApiClient, Hello, common_headers
+from offbeat.worker.http_client import HttpClient
 from offbeat.worker.outbox import Finished
+from offbeat.worker.request_errors import RequestRefused
 from offbeat.worker.settings import Address
 from tests.server import serving as served
 from tests.server.proxying import SHIPPED, Front, Nginx, free_port, needs_nginx, nginx
@@ -240,11 +240,11 @@ class TestPassingThrough:
         layout = place.running.server.run.layout.fingerprint
         finished = Finished(tmp_path / "update", "run", task, sha256(data), len(data), 1, 1, {}, layout)
         trust = certificates.worker_context(place.access / certificates.CA_CERT)
-        http = Http(Address.of(f"{place.proxy.url}{PREFIX}"), common_headers(place.tokens["w4"]), trust)
-        calls = Calls(http, Hello("w4", "line"))
+        http = HttpClient(Address.of(f"{place.proxy.url}{PREFIX}"), common_headers(place.tokens["w4"]), trust)
+        calls = ApiClient(http, Hello("w4", "line"))
         calls.join()
         for _ in range(5):
-            with pytest.raises(Refused) as told:
+            with pytest.raises(RequestRefused) as told:
                 calls.push(finished)
             assert told.value.error == "unknown_task"
         calls.leave()

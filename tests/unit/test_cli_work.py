@@ -10,9 +10,9 @@ from offbeat.cli import main
 from offbeat.cli.work import make, outbox_of
 from offbeat.cli.work import work as command
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.worker.answers import Refused
+from offbeat.worker.api_answers import Joined
 from offbeat.worker.loop import GaveUp
-from offbeat.worker.messages import Joined
+from offbeat.worker.request_errors import RequestRefused
 from offbeat.worker.settings import WorkerSettings
 
 module = import_module("offbeat.cli.work")  # in its package, that name is the command
@@ -82,8 +82,8 @@ def test_the_task_is_made_with_the_settings_of_the_server_and_without_its_warm_u
     [
         (GaveUp("5 trainings in a row failed"), 1, "Error: 5 trainings in a row failed"),
         (OffbeatError("no"), 2, "Error: no"),
-        (Refused(401, "bad_token", "not known", "Do."), 2, "Error: not known; give it with --token"),
-        (Refused(426, "wrong_version", "other version", "Install."), 2, "Error: other version. Install."),
+        (RequestRefused(401, "bad_token", "not known", "Do."), 2, "Error: not known; give it with --token"),
+        (RequestRefused(426, "wrong_version", "other version", "Install."), 2, "Error: other version. Install."),
     ],
 )
 def test_how_it_ends(monkeypatch: pytest.MonkeyPatch, error: OffbeatError, status: int, says: str) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from offbeat.data.cache import ready
-from offbeat.data.source import Member, Source
+from offbeat.data.source import DataFile, DataSource
 from offbeat.errors import OffbeatError
 
 RNG = np.random.default_rng(0)
@@ -46,10 +46,10 @@ def zipped(files: Mapping[str, bytes]) -> bytes:
     return packed.getvalue()
 
 
-def source_of(packed: bytes, files: Mapping[str, bytes] = FILES, archive: str = "set.tar.gz") -> Source:
+def source_of(packed: bytes, files: Mapping[str, bytes] = FILES, archive: str = "set.tar.gz") -> DataSource:
     """A data set that is these files, in the folder `set` of this archive."""
-    members = tuple(Member(name, len(content), sha256(content)) for name, content in files.items())
-    return Source("Set", archive, len(packed), sha256(packed), (), MIRROR, "set", members)
+    members = tuple(DataFile(name, len(content), sha256(content)) for name, content in files.items())
+    return DataSource("Set", archive, len(packed), sha256(packed), (), MIRROR, "set", members)
 
 
 def in_folder(files: Mapping[str, bytes] = FILES) -> dict[str, bytes]:
@@ -61,7 +61,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
-def placed(root: Path, packed: bytes, archive: str) -> Source:
+def placed(root: Path, packed: bytes, archive: str) -> DataSource:
     """Put an archive there by hand; its digest is right, whatever is in it."""
     (root / archive).write_bytes(packed)
     return source_of(packed, archive=archive)

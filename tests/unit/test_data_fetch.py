@@ -12,7 +12,7 @@ from threading import Event, Thread
 
 import pytest
 
-from offbeat.data import fetch
+from offbeat.data import archive
 from offbeat.data.cache import ready
 from offbeat.errors import InvalidValue, OffbeatError
 from tests.unit.test_data_archives import FILES, MIRROR, in_folder, names, source_of, tarred
@@ -129,7 +129,7 @@ def test_what_is_not_the_archive_is_removed_and_told(tmp_path: Path, answer: Ans
 
 @pytest.mark.parametrize("body", [b"", PACKED[:1000]])
 def test_a_silent_server_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
-    monkeypatch.setattr(fetch, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(archive, "TIMEOUT_S", 0.1)
     over = Event()
     with served(sends(body, len(PACKED), then=lambda: over.wait(10))) as address:
         try:

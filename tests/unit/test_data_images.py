@@ -81,11 +81,9 @@ def test_a_file_that_shrinks_or_goes_after_the_check_is_named(tmp_path: Path, mo
 
 def test_the_official_layout() -> None:
     source = images.SOURCE
-    assert [member.name for member in source.members] == [f"data_batch_{k}.bin" for k in range(1, 6)] + [
-        "test_batch.bin"
-    ]
-    assert {member.size for member in source.members} == {10_000 * 3073}
-    digests = [source.digest, *(member.digest for member in source.members)]
+    assert [file.name for file in source.files] == [f"data_batch_{k}.bin" for k in range(1, 6)] + ["test_batch.bin"]
+    assert {file.size for file in source.files} == {10_000 * 3073}
+    digests = [source.digest, *(file.digest for file in source.files)]
     assert {len(digest) for digest in digests} == {len("sha256:") + 64}
     assert source.addresses() == ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",)
 
@@ -104,9 +102,9 @@ def test_the_real_images() -> None:
 @NEEDS_REAL
 def test_real_files_have_the_official_digests(tmp_path: Path) -> None:
     real = REAL / "cifar-10-batches-bin"
-    names = [member.name for member in images.SOURCE.members]
+    names = [file.name for file in images.SOURCE.files]
     packed = tarred({f"cifar-10-batches-bin/{name}": (real / name).read_bytes() for name in names[-1:]})
     expected = source_of(packed, {}, "cifar-10-binary.tar.gz")
     (tmp_path / expected.archive).write_bytes(packed)
-    official = replace(images.SOURCE, size=expected.size, digest=expected.digest, members=images.SOURCE.members[-1:])
+    official = replace(images.SOURCE, size=expected.size, digest=expected.digest, files=images.SOURCE.files[-1:])
     assert (ready(official, tmp_path) / "test_batch.bin").read_bytes() == (real / "test_batch.bin").read_bytes()

@@ -111,9 +111,9 @@ def test_what_is_not_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_official_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     source = text.SOURCE
-    assert tuple(member.name for member in source.members) == NAMES
+    assert tuple(file.name for file in source.files) == NAMES
     assert len(source.digest) == len("sha256:") + 64
-    assert all(len(member.digest) == len("sha1:") + 40 for member in source.members)
+    assert all(len(file.digest) == len("sha1:") + 40 for file in source.files)
     assert all(address.endswith("/wikitext-2-v1.zip") for address in source.addresses())
     monkeypatch.setenv("OFFBEAT_WIKITEXT2_URL", "file:///mirror.zip")
     assert source.addresses() == ("file:///mirror.zip",)

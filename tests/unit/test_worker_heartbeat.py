@@ -15,10 +15,10 @@ import pytest
 
 from offbeat.core.layout import Layout, Model
 from offbeat.storage.disk import Disk
-from offbeat.worker.answers import Unreachable
-from offbeat.worker.calls import OtherRun
+from offbeat.worker.api_answers import Acknowledgement, AskAnswer, Joined, LeasedTask
+from offbeat.worker.api_client import OtherRun
 from offbeat.worker.download import Patience
-from offbeat.worker.messages import Acknowledgement, Answer, Joined, Lease
+from offbeat.worker.request_errors import Unreachable
 from tests.unit.test_worker_loop import (
     ACK,
     FINISHED,
@@ -62,7 +62,7 @@ def test_the_heart_beats_while_an_update_is_pushed_and_rests_while_idle(tmp_path
     beats = Beats(None, None)
     idle = threading.Event()
 
-    def wait() -> Answer:
+    def wait() -> AskAnswer:
         counted = len(beats.calls)
         assert not idle.wait(0.3)
         assert len(beats.calls) == counted
@@ -89,6 +89,23 @@ def test_a_revoked_task_ends_the_training(tmp_path: Path) -> None:
     case = Case(tmp_path, Scripted(beats, ask=[lease(), lease(4)]), task).run()
     assert case.calls[1:] == ["ask", "pull /v1/models/7", "ask", "pull /v1/models/7", "push 4", "ask", "leave"]
     assert "task 3 is not wanted any more" in case.lines
+
+
+@pytest.mark.parametrize("wait", ["after the training", "for the model"])
+def test_a_revocation_is_heard_while_a_task_waits(tmp_path: Path, wait: str) -> None:
+    """Otherwise an update is pushed that the server refuses."""
+    beats = Beats(refused(410, "revoked"))
+
+    class Away(Scripted):
+        def pull(self, lease: LeasedTask, layout: Layout, patience: Patience) -> Model:
+            if wait == "for the model":
+                patience(refused(503, "not_now", retry_after_s=LONG_S))
+            return super().pull(lease, layout, patience)
+
+    case = Case(tmp_path, Away(beats, ask=[lease()])).run(at_least_s=LONG_S if wait == "after the training" else 0.0)
+    assert "push 3" not in case.calls
+    assert "task 3 is not wanted any more" in case.lines
+    assert case.calls[-2:] == ["ask", "leave"]
 
 
 def test_a_revocation_does_not_disturb_the_push(tmp_path: Path) -> None:
@@ -159,7 +176,7 @@ def test_told_to_stop_while_a_cut_pull_goes_on(tmp_path: Path) -> None:
     """The patience in between does not end what may be interrupted."""
 
     class Cut(Scripted):
-        def pull(self, lease: Lease, layout: Layout, patience: Patience) -> Model:
+        def pull(self, lease: LeasedTask, layout: Layout, patience: Patience) -> Model:
             patience(Unreachable("no answer"))
             return super().pull(lease, layout, patience)
 
@@ -231,13 +248,13 @@ def test_another_thread_can_stop_a_worker(tmp_path: Path) -> None:
 def test_the_second_signal_ends_the_process_at_once() -> None:
     program = """
 import os, signal, sys
-from offbeat.worker.interrupts import Interrupts, Stop
+from offbeat.worker.interrupts import Interrupts, StopRequested
 with Interrupts() as interrupts:
     try:
         with interrupts.allowed():
             os.kill(os.getpid(), signal.SIGTERM)
             while True: pass
-    except Stop:
+    except StopRequested:
         print("stopping", flush=True)
         os.kill(os.getpid(), signal.SIG%s)
         while True: pass

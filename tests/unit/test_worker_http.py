@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from offbeat.worker.answers import Refused, Unreachable
-from offbeat.worker.http import JSON_MAX, Http
+from offbeat.worker.http_client import JSON_MAX, HttpClient
+from offbeat.worker.request_errors import RequestRefused, Unreachable
 from offbeat.worker.settings import Address, Timeouts
 
 SLOW = Timeouts(connect_s=10, answer_s=10, continue_s=10, piece_s=10)
@@ -104,10 +104,10 @@ def served(*connections: Connection, context: ssl.SSLContext | None = None) -> I
 
 
 @contextmanager
-def speaking(*connections: Connection, timeouts: Timeouts = SLOW) -> Iterator[Http]:
+def speaking(*connections: Connection, timeouts: Timeouts = SLOW) -> Iterator[HttpClient]:
     """A worker that speaks to such a server."""
     with served(*connections) as address:
-        http = Http(address, timeouts=timeouts)
+        http = HttpClient(address, timeouts=timeouts)
         try:
             yield http
         finally:
@@ -136,7 +136,7 @@ def test_one_connection_serves_many_calls() -> None:
             peer.answer("200 OK", b'{"a": 1}')
 
     with served(connection) as address:
-        http = Http(Address(address.host, address.port, False, "/prefix"), {"Offbeat-Protocol": "1"})
+        http = HttpClient(Address(address.host, address.port, False, "/prefix"), {"Offbeat-Protocol": "1"})
         assert [http.call("POST", "/v1/x", {"b": 2}, {"Offbeat-Session": "s"}) for _ in range(3)] == [{"a": 1}] * 3
         http.close()
     assert heads[0] == {
@@ -149,6 +149,29 @@ def test_one_connection_serves_many_calls() -> None:
     }
 
 
+def test_a_connection_is_kept_after_an_answer_in_chunks() -> None:
+    def connection(peer: Peer) -> None:
+        for number in range(2):
+            peer.request()
+            peer.say(b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n{"n\r\n')
+            peer.say(b'4\r\n": %d\r\n1\r\n}\r\n0\r\n\r\n' % number)
+
+    with speaking(connection) as http:
+        assert [http.call("GET", "/") for _ in range(2)] == [{"n": 0}, {"n": 1}]
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_connection_that_the_server_will_close_is_not_used_again(version: str) -> None:
+    def connection(peer: Peer) -> None:
+        peer.request()
+        peer.say(f"HTTP/{version} 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{{}}".encode())
+        assert peer.gone()
+
+    with speaking(connection, said("200 OK", b'{"n": 2}')) as http:
+        http.call("GET", "/")
+        assert http.call("GET", "/") == {"n": 2}
+
+
 def test_the_path_prefix_of_the_server_is_kept() -> None:
     lines = []
 
@@ -158,7 +181,7 @@ def test_the_path_prefix_of_the_server_is_kept() -> None:
         peer.answer("204 No Content", b"")
 
     with served(connection) as address:
-        http = Http(Address(address.host, address.port, False, "/a/b"))
+        http = HttpClient(Address(address.host, address.port, False, "/a/b"))
         assert http.call("DELETE", "/v1/x") == {}
         http.close()
     assert lines == ["DELETE /a/b/v1/x HTTP/1.1"]
@@ -206,13 +229,13 @@ def test_a_new_connection_without_an_answer_is_not_tried_for_ever() -> None:
 def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(Unreachable, match=f"no answer from http://127.0.0.1:{port}: Connection refused"):
-        Http(Address("127.0.0.1", port, False)).call("GET", "/")
+    with pytest.raises(Unreachable, match=f"http://127.0.0.1:{port} does not answer: Connection refused"):
+        HttpClient(Address("127.0.0.1", port, False)).call("GET", "/")
 
 
 def test_a_refusal_carries_what_the_server_said() -> None:
     body = b'{"error": "wrong_offset", "message": "not there", "do": "Append.", "offset": 7, "retry_after_s": 1.5}'
-    with speaking(said("409 Conflict", body)) as http, pytest.raises(Refused) as refused:
+    with speaking(said("409 Conflict", body)) as http, pytest.raises(RequestRefused) as refused:
         http.call("GET", "/")
     found = refused.value
     assert (found.status, found.error, found.offset, found.retry_after_s) == (409, "wrong_offset", 7, 1.5)
@@ -235,7 +258,10 @@ def test_a_refusal_that_is_not_ours_is_one_too(
     status: str, headers: str, retry_after_s: float | None, temporary: bool
 ) -> None:
     page = b"<html>\x1b[31m\n gateway  says no</html>"
-    with speaking(said(status, page, headers)) as http, pytest.raises(Refused, match="gateway says no") as refused:
+    with (
+        speaking(said(status, page, headers)) as http,
+        pytest.raises(RequestRefused, match="gateway says no") as refused,
+    ):
         http.call("GET", "/")
     assert refused.value.status == int(status[:3])
     assert refused.value.error == ""
@@ -244,9 +270,19 @@ def test_a_refusal_that_is_not_ours_is_one_too(
     assert "\x1b" not in str(refused.value)
 
 
+def test_an_answer_that_comes_before_the_request_is_sent_is_read_whole() -> None:
+    def connection(peer: Peer) -> None:
+        peer.head()
+        peer.answer("401 Unauthorized", b'{"error": "no_token", "message": "who are you", "do": "d"}')
+        assert not peer.file.read().endswith(b"]")
+
+    with speaking(connection) as http, pytest.raises(RequestRefused, match="who are you"):
+        http.call("POST", "/", ["x" * 50_000_000])
+
+
 def test_a_server_that_moved_says_where() -> None:
     moved = said("301 Moved", b"", "Location: https://there.example/\r\n")
-    with speaking(moved) as http, pytest.raises(Refused, match=r"it is now at https://there\.example/"):
+    with speaking(moved) as http, pytest.raises(RequestRefused, match=r"it is now at https://there\.example/"):
         http.call("GET", "/")
 
 
@@ -395,6 +431,6 @@ def test_an_interrupted_call_leaves_no_answer_behind() -> None:
 
 
 def test_a_header_cannot_be_smuggled_in() -> None:
-    http = Http(Address("127.0.0.1", 1, False))
+    http = HttpClient(Address("127.0.0.1", 1, False))
     with pytest.raises(Unreachable, match="header"):
         http.call("GET", "/", headers={"Offbeat-Session": "a\r\nX: y"})

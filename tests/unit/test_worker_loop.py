@@ -15,40 +15,54 @@ from offbeat.errors import LayoutMismatch, OffbeatError
 from offbeat.storage.disk import Disk, Output
 from offbeat.task import Trained, Work
 from offbeat.wire import unpack
-from offbeat.worker.answers import Refused, Unreachable
+from offbeat.worker.api_answers import Acknowledgement, AskAnswer, Joined, LeasedTask
+from offbeat.worker.api_client import ApiClient, Hello, OtherRun
 from offbeat.worker.backoff import Backoff
-from offbeat.worker.calls import OtherRun
 from offbeat.worker.download import Patience
 from offbeat.worker.eligibility import Eligibility
-from offbeat.worker.heartbeat import Line
+from offbeat.worker.http_client import HttpClient
 from offbeat.worker.loop import GaveUp, Worker
-from offbeat.worker.messages import Acknowledgement, Answer, Joined, Lease
 from offbeat.worker.outbox import Finished, Journal, Outbox
-from offbeat.worker.settings import WorkerSettings
+from offbeat.worker.request_errors import RequestRefused, Unreachable
+from offbeat.worker.settings import Address, WorkerSettings
 
 X = Model.of({"x": np.zeros(10, np.float32)})
 LONG_S = 10.0
 """No test takes so long."""
 ACK = Acknowledgement(task=3, outcome="applied", t=9, tau=7, staleness=1, alpha_t=0.42, repeated=False)
-FINISHED = Answer("finished", reason="epochs reached")
+FINISHED = AskAnswer("finished", reason="epochs reached")
 
 
 def joined(run: str = "r1", session: str = "5-a", state: str = "idle", layout: Layout = X.layout) -> Joined:
     return Joined(5, session, 2, run, 1, "task", {}, layout.fingerprint, 1000, 25.0, 0.05, state)
 
 
-def lease(task: int = 3) -> Answer:
-    return Answer("working", Lease(task, 2, 4, 7, 1, "/v1/models/7", None, local_iterations=6, gamma=0.5))
+def lease(task: int = 3) -> AskAnswer:
+    return AskAnswer("working", LeasedTask(task, 2, 4, 7, 1, "/v1/models/7", None, local_iterations=6, gamma=0.5))
 
 
-def refused(status: int, error: str, retry_after_s: float | None = None) -> Refused:
-    return Refused(status, error, f"it is {error}", "Do.", retry_after_s=retry_after_s)
+def refused(status: int, error: str, retry_after_s: float | None = None) -> RequestRefused:
+    return RequestRefused(status, error, f"it is {error}", "Do.", retry_after_s=retry_after_s)
 
 
-class Beats:
-    """The heartbeat's line; what a script says after its end is said again and again."""
+class Unconnected(ApiClient):
+    """Never opens a connection."""
+
+    def __init__(self) -> None:
+        super().__init__(HttpClient(Address("127.0.0.1", 1, tls=False)), Hello("w", "task"))
+
+    def abort(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Beats(Unconnected):
+    """The heartbeat's client; what a script says after its end is said again and again."""
 
     def __init__(self, *script: Any) -> None:
+        super().__init__()
         self.script, self.calls = list(script), list[str]()
         self.beaten = threading.Event()
 
@@ -69,12 +83,6 @@ class Beats:
         self.calls.append(f"rejoin {stale} {holding}")
         return joined()
 
-    def abort(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
 
 def played(entry: Any) -> Any:
     """What a script says: a value, an error, or something to do."""
@@ -83,40 +91,45 @@ def played(entry: Any) -> Any:
     return entry() if callable(entry) else entry
 
 
-class Scripted:
+class Scripted(Unconnected):
     """A server that answers by script: for every verb what comes first, second, and so on."""
 
     def __init__(self, beats: Beats | None = None, **script: Any) -> None:
+        super().__init__()
         self.script = {"join": [joined()], "rejoin": [joined(session="5-b")], **script}
         self.calls: list[str] = []
         self.pushed: list[Model] = []
         self.hurried: list[float] = []
         self.beats = beats or Beats()
-        self.session = ""
+        self.known = ""
+
+    @property
+    def session(self) -> str:
+        return self.known
 
     def _next(self, verb: str, *facts: object, default: Any = None) -> Any:
         self.calls.append(" ".join([verb, *map(str, facts)]))
         entries = self.script.get(verb, [])
         return played(entries.pop(0) if entries else default)
 
-    def beside(self) -> Line:
+    def beside(self) -> ApiClient:
         return self.beats
 
     def join(self, holding: int | None = None) -> Joined:
         answer: Joined = self._next("join", holding)
-        self.session = answer.session
+        self.known = answer.session
         return answer
 
     def rejoin(self, stale: str, holding: int | None = None) -> Joined:
         answer: Joined = self._next("rejoin", stale, holding)
-        self.session = answer.session
+        self.known = answer.session
         return answer
 
-    def ask(self) -> Answer:
-        answer: Answer = self._next("ask", default=FINISHED)
+    def ask(self) -> AskAnswer:
+        answer: AskAnswer = self._next("ask", default=FINISHED)
         return answer
 
-    def pull(self, lease: Lease, layout: Layout, patience: Patience) -> Model:  # noqa: ARG002
+    def pull(self, lease: LeasedTask, layout: Layout, patience: Patience) -> Model:  # noqa: ARG002
         model: Model = self._next("pull", lease.model, default=X)
         return model.copy()
 
@@ -133,9 +146,6 @@ class Scripted:
 
     def hurry(self, seconds: float) -> None:
         self.hurried.append(seconds)
-
-    def close(self) -> None:
-        pass
 
 
 class Plus:
@@ -216,7 +226,7 @@ def keep(folder: Path, run: str = "r1", task: int = 2) -> None:
 
 
 def test_a_task_from_end_to_end(tmp_path: Path) -> None:
-    case = Case(tmp_path, Scripted(ask=[Answer("idle"), lease(), FINISHED])).run()
+    case = Case(tmp_path, Scripted(ask=[AskAnswer("idle"), lease(), FINISHED])).run()
     assert case.calls == ["join None", "ask", "ask", "pull /v1/models/7", "push 3", "ask", "leave"]
     assert case.task.works == [Work(device=2, number=4, seed=1, local_iterations=6, gamma=0.5)]
     assert np.array_equal(case.server.pushed[0].vector, np.full(10, 0.5, np.float32))
@@ -289,14 +299,14 @@ def test_a_server_that_is_away_is_waited_for_and_told_once(tmp_path: Path) -> No
 
 
 def test_what_stands_before_the_server_may_say_anything_for_a_while(tmp_path: Path) -> None:
-    page = Refused(404, "", "the server answered 404")
+    page = RequestRefused(404, "", "the server answered 404")
     case = Case(tmp_path, Scripted(ask=[page, page, lease()])).run()
     assert case.calls[:5] == ["join None", "ask", "ask", "ask", "pull /v1/models/7"]
 
 
 def test_a_stranger_at_the_first_join_is_told(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="404"):
-        Case(tmp_path, Scripted(join=[Refused(404, "", "the server answered 404")])).run()
+    with pytest.raises(RequestRefused, match="404"):
+        Case(tmp_path, Scripted(join=[RequestRefused(404, "", "the server answered 404")])).run()
 
 
 def test_a_version_that_is_gone_is_handed_back(tmp_path: Path) -> None:
@@ -318,7 +328,7 @@ def test_a_quarantined_worker_waits_and_asks_again(tmp_path: Path) -> None:
 def test_who_may_not_ends(tmp_path: Path, verb: str, status: int, error: str) -> None:
     script: dict[str, Any] = {"ask": [lease()], verb: [refused(status, error)]}
     case = Case(tmp_path, Scripted(**script))
-    with pytest.raises(Refused, match=error):
+    with pytest.raises(RequestRefused, match=error):
         case.run()
     assert case.held() == (3 if verb == "push" else None)
     assert case.calls[-1].split()[0] == (verb if verb == "join" else "leave")

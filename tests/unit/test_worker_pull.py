@@ -13,13 +13,13 @@ import safetensors.numpy
 from offbeat.core.layout import Model
 from offbeat.errors import LayoutMismatch
 from offbeat.wire import BadPayload, body_of, header_of
-from offbeat.worker.answers import Refused, Unreachable
-from offbeat.worker.calls import Calls, Hello
+from offbeat.worker.api_answers import LeasedTask
+from offbeat.worker.api_client import ApiClient, Hello
 from offbeat.worker.download import pull
-from offbeat.worker.http import Http
-from offbeat.worker.messages import Lease
+from offbeat.worker.http_client import HttpClient
+from offbeat.worker.request_errors import RequestRefused, Unreachable
 from offbeat.worker.settings import Address, WorkerSettings
-from tests.unit.test_worker_calls import DATA, finished_in, joining, takes, working
+from tests.unit.test_worker_api_client import DATA, finished_in, joining, takes, working
 from tests.unit.test_worker_http import CONTINUE, LONG_S, QUICK, SLOW, Connection, Peer, said, served, speaking
 
 # --- models ----------------------------------------------------------------------------------------------------------
@@ -56,10 +56,10 @@ def rest(begin: int, end: int | None = None, etag: str = ETAG, asked: list[dict[
     return connection
 
 
-def patient(tries: int, seen: list[str] | None = None) -> Callable[[Unreachable | Refused], None]:
+def patient(tries: int, seen: list[str] | None = None) -> Callable[[Unreachable | RequestRefused], None]:
     left = iter(range(tries))
 
-    def patience(error: Unreachable | Refused) -> None:
+    def patience(error: Unreachable | RequestRefused) -> None:
         if seen is not None:
             seen.append(str(error))
         if next(left, None) is None:
@@ -122,7 +122,7 @@ def test_without_an_etag_a_cut_model_starts_over() -> None:
 
 def test_a_model_that_always_changes_is_given_up() -> None:
     connections = [gives(500), gives(500)] * 5
-    with speaking(*connections) as http, pytest.raises(Unreachable, match="another one whenever"):
+    with speaking(*connections) as http, pytest.raises(Unreachable, match="another model whenever"):
         pull(http, "/v1/models/7", X.layout, patient(100))
 
 
@@ -134,9 +134,14 @@ def test_a_server_that_is_busy_meanwhile_is_waited_for() -> None:
     assert len(seen) == 3
 
 
+def test_a_model_that_is_shorter_than_its_header_says_is_none() -> None:
+    with speaking(said("200 OK", PACKED[:1000])) as http, pytest.raises(Unreachable, match="less of the model"):
+        pull(http, "/v1/models/7", X.layout, patient(0))
+
+
 def test_a_version_that_is_gone_is_refused() -> None:
     gone = said("410 Gone", b'{"error": "gone", "message": "m", "do": "d"}')
-    with speaking(gives(500), gone) as http, pytest.raises(Refused) as refused:
+    with speaking(gives(500), gone) as http, pytest.raises(RequestRefused) as refused:
         pull(http, "/v1/models/7", X.layout, patient(9))
     assert refused.value.status == 410
 
@@ -189,7 +194,7 @@ def test_what_is_no_model_is_refused(body: bytes, error: type[Exception]) -> Non
 
 
 def test_a_lease_cannot_send_the_token_elsewhere() -> None:
-    lease = Lease(3, 2, 4, 7, 1, "@elsewhere.example/v1/models/7", None)
+    lease = LeasedTask(3, 2, 4, 7, 1, "@elsewhere.example/v1/models/7", None)
     with working(lambda _peer: None) as calls, pytest.raises(Unreachable, match="no path of its own"):
         calls.pull(lease, X.layout, patient(0))
 
@@ -217,7 +222,7 @@ def test_everything_works_through_tls(tmp_path: Path, certificates: Path, tls: s
     context = WorkerSettings(server="https://127.0.0.1", ca=certificates / "ca.pem").context()
     model_and_update = joining(lambda peer: (gives()(peer), takes(bodies)(peer)))
     with served(model_and_update, gives(900_000), rest(900_000), context=tls) as address:
-        calls = Calls(Http(address, context=context, timeouts=SLOW), Hello("w", "digits"))
+        calls = ApiClient(HttpClient(address, context=context, timeouts=SLOW), Hello("w", "digits"))
         calls.join()
         assert same(pull(calls.http, "/v1/models/7", X.layout, patient(0)))
         assert calls.push(finished_in(tmp_path)).t == 9
@@ -238,9 +243,9 @@ def test_an_early_answer_is_heard_through_tls(tmp_path: Path, certificates: Path
 
     context = WorkerSettings(server="https://127.0.0.1", ca=certificates / "ca.pem").context()
     with served(joining(connection), context=tls) as address:
-        calls = Calls(Http(address, context=context), Hello("w", "digits"))
+        calls = ApiClient(HttpClient(address, context=context), Hello("w", "digits"))
         calls.join()
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             calls.push(finished_in(tmp_path))
         heard.set()
         calls.close()
@@ -257,10 +262,10 @@ def test_a_stranger_s_certificate_is_not_trusted(certificates: Path) -> None:
             tls.wrap_socket(peer.sock, server_side=True)
 
     with served(accept) as address, pytest.raises(Unreachable, match=r"certificate is not trusted .*--ca"):
-        Http(Address(address.host, address.port, True), context=context).call("GET", "/")
+        HttpClient(Address(address.host, address.port, True), context=context).call("GET", "/")
 
 
 def test_a_server_without_tls_is_no_server_with_tls() -> None:
     context = WorkerSettings(server="https://127.0.0.1").context()
     with served(lambda peer: peer.say(b"HTTP/1.1 400 Bad\r\n\r\n")) as address, pytest.raises(Unreachable):
-        Http(Address(address.host, address.port, True), context=context, timeouts=SLOW).call("GET", "/")
+        HttpClient(Address(address.host, address.port, True), context=context, timeouts=SLOW).call("GET", "/")

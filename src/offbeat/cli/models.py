@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from offbeat.cli.remote import call, is_url
+from offbeat.cli.remote import download_model, is_url
 from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
 from offbeat.storage.run_folder import RunFolder
@@ -11,8 +11,8 @@ from offbeat.storage.run_folder import RunFolder
 
 def export_model(source: str, out: Path, epoch: str, form: str, token: str | None, ca: Path | None) -> str:
     if is_url(source):
-        headers, body = call(source, "GET", f"/v1/models/{epoch}", token, ca)
-        t, arrays = headers["Offbeat-Epoch"], None
+        t, body = download_model(source, epoch, token, ca)
+        arrays = None
     else:
         t, model = _of_folder(Path(source), epoch)
         body, arrays = b"", model

@@ -1,22 +1,17 @@
-"""Owns how a command asks a server: one request, an answer or one line that says what is wrong."""
+"""Owns how a command asks a server: with the worker's HTTP client, one request on a connection of its own."""
 
-import http.client
-import json
-import ssl
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.server.settings import LOOPBACK
+from offbeat.errors import InvalidValue
 from offbeat.storage.json_file import read_json
+from offbeat.worker.http_client import PIECE, HttpClient
+from offbeat.worker.request_errors import Unreachable
+from offbeat.worker.settings import Address, trusted
 
 WHERE = "server.json"
-CALL_S = 30.0
-
-
-class NoAnswer(OffbeatError):
-    """There is no server there."""
 
 
 def is_url(source: str) -> bool:
@@ -33,35 +28,28 @@ def url_of(source: str) -> str:
     return str(read_json(where)["url"])
 
 
-def call(url: str, method: str, path: str, token: str | None, ca: Path | None) -> Any:
-    parts = urlsplit(url)
-    if token and parts.scheme == "http" and parts.hostname not in LOOPBACK:
+def call(url: str, method: str, path: str, token: str | None, ca: Path | None) -> dict[str, Any]:
+    with _client(url, token, ca) as client:
+        return client.call(method, path)
+
+
+def download_model(url: str, epoch: str, token: str | None, ca: Path | None) -> tuple[str, bytes]:
+    """The epoch of a model and its file, from a server."""
+    with _client(url, token, ca) as client:
+        _, headers = client.open(f"/v1/models/{epoch}")
+        if "offbeat-epoch" not in headers:
+            raise Unreachable(f"{url} answers, but not as an Offbeat server does; check the URL")
+        body, piece = bytearray(), memoryview(bytearray(PIECE))
+        while count := client.readinto(piece):
+            body += piece[:count]
+    return headers["offbeat-epoch"], bytes(body)
+
+
+@contextmanager
+def _client(url: str, token: str | None, ca: Path | None) -> Iterator[HttpClient]:
+    address = Address.of(url)
+    if token and not (address.tls or address.loopback):
         raise InvalidValue(f"{url} would get the token in the clear; use https://")
-    connection: http.client.HTTPConnection
-    if parts.scheme == "https":
-        context = ssl.create_default_context(cafile=ca)
-        connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=CALL_S, context=context)
-    else:
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=CALL_S)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    try:
-        connection.request(method, parts.path.rstrip("/") + path, headers=headers)
-        response = connection.getresponse()
-        body = response.read()
-    except (OSError, http.client.HTTPException) as error:
-        raise NoAnswer(f"{url} does not answer: {error}; is the server running?") from error
-    finally:
-        connection.close()
-    return _understood(response.status, dict(response.getheaders()), body)
-
-
-def _understood(code: int, headers: dict[str, str], body: bytes) -> Any:
-    if headers.get("Content-Type", "").startswith("application/octet-stream") and code < 300:
-        return headers, body
-    try:
-        found = json.loads(body) if body else {}
-    except ValueError as error:
-        raise OffbeatError(f"this is no Offbeat server: it answered {code} with {body[:60]!r}") from error
-    if code >= 400:
-        raise OffbeatError(f"{found.get('message', code)}. {found.get('do', '')}".strip())
-    return found
+    with closing(HttpClient(address, headers, trusted(ca) if address.tls else None)) as client:
+        yield client

@@ -1,4 +1,4 @@
-"""Owns where runs stand: of a server by its word, of a folder by its files."""
+"""Owns the state of runs as commands show it: asked from a server, or read from the files of a folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,21 +7,22 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from offbeat.cli.remote import WHERE, NoAnswer, call, is_url, url_of
+from offbeat.cli.remote import WHERE, call, is_url, url_of
 from offbeat.errors import InvalidValue
 from offbeat.storage.json_file import plain
 from offbeat.storage.run_folder import LEDGER, SETTINGS, RunFolder
+from offbeat.worker.request_errors import Unreachable
 
 
 def status_of(source: str, token: str | None, ca: Path | None) -> dict[str, Any]:
     if is_url(source):
-        return dict(call(source, "GET", "/v1/status", token, ca))
+        return call(source, "GET", "/v1/status", token, ca)
     RunFolder.open(Path(source))
     if (Path(source) / WHERE).is_file():
         try:
-            return dict(call(url_of(source), "GET", "/v1/status", token, ca))
-        except NoAnswer:
-            pass  # it was killed: its files tell
+            return call(url_of(source), "GET", "/v1/status", token, ca)
+        except Unreachable:
+            pass  # the server was killed: its files tell
     return from_files(Path(source))
 
 
@@ -87,7 +88,7 @@ def run_of(path: Path) -> dict[str, Any]:
 
 
 def table(found: list[dict[str, Any]]) -> None:
-    """Print runs, a line each."""
+    """Print a table with one line per run."""
     shown = Table(box=None, pad_edge=False)
     for heading in ("folder", "state", "task", "rule", "t", "metrics"):
         shown.add_column(heading, justify="right" if heading == "t" else "left")

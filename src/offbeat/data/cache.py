@@ -1,10 +1,10 @@
-"""Owns the cache folder: where it is, how a data set gets there whole, and when what is there counts.
+"""Owns the cache folder: where it is, how a data set gets there whole, and when files in it can be used.
 
 Rules kept here:
-- What is in its place is complete. Everything is made in a temporary folder beside it, checked, then renamed.
+- A file in its place is complete. Everything is made in a temporary folder beside it, checked, then renamed.
 - Of two processes that make the same thing the slower one drops its own.
-- What a user put there is used if it has the official layout, and is never changed or removed.
-- Temporary folders go when their maker ends. Those of a maker that was killed go a day later, with the next fetch.
+- Files that a user put there are used if they have the official layout, and are never changed or removed.
+- A process removes its temporary folder. That of a killed process is removed a day later, with the next fetch.
 """
 
 import os
@@ -16,10 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from offbeat.data.chunks import reason
-from offbeat.data.fetch import fetch
-from offbeat.data.source import Source
-from offbeat.data.unpack import check_archive, unpack
+from offbeat.data.archive import check_archive, fetch, reason, unpack
+from offbeat.data.source import DataSource
 from offbeat.errors import OffbeatError
 
 VARIABLE = "OFFBEAT_DATA"
@@ -36,7 +34,7 @@ def cache_folder() -> Path:
         raise OffbeatError(f"there is no home folder to keep data in; set {VARIABLE} to a folder") from error
 
 
-def ready(source: Source, folder: Path | None = None) -> Path:
+def ready(source: DataSource, folder: Path | None = None) -> Path:
     """The folder that holds the data set's files, fetched and unpacked where they are not there yet."""
     root = (cache_folder() if folder is None else folder).absolute()
     place = root / source.folder
@@ -52,27 +50,27 @@ def ready(source: Source, folder: Path | None = None) -> Path:
     return place
 
 
-def check(source: Source, place: Path) -> None:
-    """Refuse a folder in which a file is missing or not as long as it must be."""
-    for member in source.members:
-        path = place / member.name
+def check(source: DataSource, place: Path) -> None:
+    """Refuse a folder in which a file is missing or has the wrong length."""
+    for file in source.files:
+        path = place / file.name
         try:
             size = path.stat().st_size
         except OSError as error:
             raise unusable(source, path, reason(error)) from error
-        if size != member.size:
-            raise unusable(source, path, f"it has {size:,} bytes and must have {member.size:,}")
+        if size != file.size:
+            raise unusable(source, path, f"it has {size:,} bytes and must have {file.size:,}")
 
 
-def unusable(source: Source, path: Path, why: str) -> OffbeatError:
-    """What to say of a file in its place that cannot be used."""
+def unusable(source: DataSource, path: Path, why: str) -> OffbeatError:
+    """The error for a file in its place that cannot be used."""
     return OffbeatError(
         f"cannot use {path}: {why}\nremove {path.parent} and it is unpacked again, "
         f"or put the files of the official {source.archive} there"
     )
 
 
-def _make(source: Source, root: Path, place: Path) -> None:
+def _make(source: DataSource, root: Path, place: Path) -> None:
     archive = root / source.archive
     with _aside(root) as temporary:
         if archive.exists():
@@ -85,7 +83,7 @@ def _make(source: Source, root: Path, place: Path) -> None:
 
 
 def _settle(finished: Path, place: Path) -> None:
-    """Move what is finished to its place; what another process put there meanwhile is as good, and stays."""
+    """Move a finished file or folder to its place; one that another process put there meanwhile stays."""
     try:
         finished.rename(place)
     except OSError:

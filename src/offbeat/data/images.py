@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from offbeat.data.archive import reason
 from offbeat.data.cache import ready, unusable
-from offbeat.data.chunks import reason
-from offbeat.data.source import Member, Source
+from offbeat.data.source import DataFile, DataSource
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
@@ -24,7 +24,7 @@ BATCH = 30_730_000  # 10,000 records, as https://www.cs.toronto.edu/~kriz/cifar.
 # torchvision-ruby (lib/torchvision/datasets/cifar10.rb) and in gomlx (examples/cifar), where they agree.
 # Members: torchvision-ruby, same file. The same six files have the SHA-1 that Apache MXNet publishes
 # (python/mxnet/gluon/data/vision/datasets.py); both were compared with real data.
-SOURCE = Source(
+SOURCE = DataSource(
     title="CIFAR-10",
     archive="cifar-10-binary.tar.gz",
     size=170_052_171,
@@ -32,13 +32,13 @@ SOURCE = Source(
     official=("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
     variable="OFFBEAT_CIFAR10_URL",
     folder="cifar-10-batches-bin",
-    members=(
-        Member("data_batch_1.bin", BATCH, "sha256:cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
-        Member("data_batch_2.bin", BATCH, "sha256:a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"),
-        Member("data_batch_3.bin", BATCH, "sha256:bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"),
-        Member("data_batch_4.bin", BATCH, "sha256:014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"),
-        Member("data_batch_5.bin", BATCH, "sha256:755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
-        Member("test_batch.bin", BATCH, "sha256:8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
+    files=(
+        DataFile("data_batch_1.bin", BATCH, "sha256:cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
+        DataFile("data_batch_2.bin", BATCH, "sha256:a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"),
+        DataFile("data_batch_3.bin", BATCH, "sha256:bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"),
+        DataFile("data_batch_4.bin", BATCH, "sha256:014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"),
+        DataFile("data_batch_5.bin", BATCH, "sha256:755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
+        DataFile("test_batch.bin", BATCH, "sha256:8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
     ),
 )
 
@@ -58,16 +58,16 @@ class Images(NamedTuple):
 def cifar10(folder: Path | None = None) -> Images:
     """CIFAR-10 from `folder`, or from the cache folder; fetched there the first time."""
     place = ready(SOURCE, folder)
-    return Images(*_read(place, SOURCE.members[:-1]), *_read(place, SOURCE.members[-1:]))
+    return Images(*_read(place, SOURCE.files[:-1]), *_read(place, SOURCE.files[-1:]))
 
 
-def _read(place: Path, members: Sequence[Member]) -> tuple[Pixels, Labels]:
-    """One file at a time is copied to its rows: the labels stand between the pixels, so it cannot be used as it is."""
-    count = sum(member.size for member in members) // (1 + PIXELS)
+def _read(place: Path, files: Sequence[DataFile]) -> tuple[Pixels, Labels]:
+    """Each file is copied to its rows, because labels stand between the pixels."""
+    count = sum(file.size for file in files) // (1 + PIXELS)
     images, labels = np.empty((count, PIXELS), np.uint8), np.empty(count, np.int64)
     start = 0
-    for member in members:
-        records = _records(place / member.name, member.size)
+    for file in files:
+        records = _records(place / file.name, file.size)
         end = start + len(records)
         images[start:end], labels[start:end] = records[:, 1:], records[:, 0]
         start = end

@@ -1,4 +1,4 @@
-"""Owns what is known of a data set before it is there: its archive, its files, its addresses.
+"""Owns what is known of a data set before it is fetched: its archive, its files, its addresses.
 
 Rules kept here:
 - A digest names its kind: "sha256:..." or "sha1:...".
@@ -15,7 +15,7 @@ SCHEMES = ("https://", "http://", "file://")
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class DataFile:
     """One file of an archive."""
 
     name: str
@@ -24,7 +24,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DataSource:
     """A data set in its official archive."""
 
     title: str
@@ -37,11 +37,11 @@ class Source:
     """The environment variable that names a mirror."""
     folder: str
     """The one folder in the archive, and its name in the cache."""
-    members: tuple[Member, ...]
+    files: tuple[DataFile, ...]
     """The files that are taken out of it; others stay inside."""
 
     def addresses(self) -> tuple[str, ...]:
-        """Where to fetch the archive from: the mirror, if one is named, else the official places."""
+        """Where to fetch the archive from: the mirror, if one is named, else the official addresses."""
         mirror = os.environ.get(self.variable, "")
         if not mirror:
             return self.official
@@ -50,7 +50,7 @@ class Source:
         return (mirror,)
 
     def by_hand(self, root: Path) -> str:
-        """What a user without a network can do."""
+        """What a user without a network can do, in words."""
         return (
             f"put {self.archive} into {root}, or unpack it there (it makes {root / self.folder}), "
             f"or set {self.variable} to a mirror's address"

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from offbeat.data.archive import reason
 from offbeat.data.cache import ready, unusable
-from offbeat.data.chunks import reason
-from offbeat.data.source import Member, Source
+from offbeat.data.source import DataFile, DataSource
 from offbeat.errors import InvalidValue
 
 UNKNOWN, END = "<unk>", "<eos>"
@@ -29,7 +29,7 @@ UNKNOWN, END = "<unk>", "<eos>"
 # (scripts/datasets/url_checksums/language_model.txt). Its MD5 in torchtext is 542ccefacc6c27f945fb54453812b3cd, its
 # SHA-1 in gluon-nlp 3c914d17d80b1459be871a5039ac23e752a53cbe.
 # Members: SHA-1 in gluon-nlp (src/gluonnlp/data/corpora/wikitext.py). Sizes: measured; valid and test have that SHA-1.
-SOURCE = Source(
+SOURCE = DataSource(
     title="WikiText-2",
     archive="wikitext-2-v1.zip",
     size=4_475_746,
@@ -40,10 +40,10 @@ SOURCE = Source(
     ),
     variable="OFFBEAT_WIKITEXT2_URL",
     folder="wikitext-2",
-    members=(
-        Member("wiki.train.tokens", 10_797_148, "sha1:863f29c46ef9d167fff4940ec821195882fe29d1"),
-        Member("wiki.valid.tokens", 1_121_681, "sha1:0418625c8b4da6e4b5c7a0b9e78d4ae8f7ee5422"),
-        Member("wiki.test.tokens", 1_256_449, "sha1:c7b8ce0aa086fb34dab808c5c49224211eb2b172"),
+    files=(
+        DataFile("wiki.train.tokens", 10_797_148, "sha1:863f29c46ef9d167fff4940ec821195882fe29d1"),
+        DataFile("wiki.valid.tokens", 1_121_681, "sha1:0418625c8b4da6e4b5c7a0b9e78d4ae8f7ee5422"),
+        DataFile("wiki.test.tokens", 1_256_449, "sha1:c7b8ce0aa086fb34dab808c5c49224211eb2b172"),
     ),
 )
 
@@ -64,10 +64,10 @@ def wikitext2(folder: Path | None = None, *, vocabulary: int | None = None) -> T
     if vocabulary is not None and vocabulary < 2:
         raise InvalidValue(f"vocabulary is {vocabulary}; give at least 2, which are {UNKNOWN} and {END}")
     place = ready(SOURCE, folder)
-    train, valid, test = (_words(place / member.name) for member in SOURCE.members)
+    train, valid, test = (_words(place / file.name) for file in SOURCE.files)
     counts = Counter(train)
     if UNKNOWN not in counts:
-        raise unusable(SOURCE, place / SOURCE.members[0].name, f"it has no {UNKNOWN}, so it is not the word level")
+        raise unusable(SOURCE, place / SOURCE.files[0].name, f"it has no {UNKNOWN}, so it is not the word level")
     kept = most_frequent(counts, vocabulary)
     return Text(_tokens(train, kept), _tokens(valid, kept), _tokens(test, kept), kept)
 

@@ -3,7 +3,7 @@
 Rules kept here:
 - Full jitter: any wait up to a ceiling that grows with every failure, so that a fleet which lost its server together
   does not come back together.
-- What the server asked for (Retry-After) is a minimum, up to a limit; the jitter comes on top of it.
+- The wait that the server asks for (Retry-After) is a minimum, up to a limit; the jitter comes on top of it.
 """
 
 from math import isfinite, isnan
@@ -18,9 +18,7 @@ ASKED_MAX_S = 3600.0
 class Rng(Protocol):
     """A `random.Random` or a `numpy.random.Generator`."""
 
-    def random(self) -> float:
-        """A number of [0, 1)."""
-        ...
+    def random(self) -> float: ...
 
 
 class Backoff:
@@ -49,7 +47,7 @@ class Backoff:
         self._ceiling_s = first_s
 
     def next(self, at_least_s: float = 0.0) -> float:
-        """Seconds to wait now; `at_least_s` is what the server asked for, and a moment that has passed is now."""
+        """Seconds to wait now; `at_least_s` is what the server asked for, and less than 0 counts as 0."""
         if isnan(at_least_s):
             raise InvalidValue("at_least_s is nan but must be a number of seconds; leave it out where none was given")
         asked_s = min(max(at_least_s, 0.0), self.asked_max_s)

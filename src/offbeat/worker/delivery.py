@@ -3,8 +3,8 @@
 Rules kept here:
 - It is on the worker's disk before the first byte of it is sent, and leaves it only when the server has acknowledged it
   or said that it never will.
-- What is found on the disk at the start is pushed first; that of another run is dropped, with a word.
-- What the server refuses because of who sends it stays: with another token it may be pushed yet.
+- An update that is on the disk at the start is pushed first; one of another run is dropped, and the log says so.
+- An update that is refused because of the worker that sends it stays: with another token it may be pushed yet.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,10 @@ from typing import TypeVar
 from offbeat.core.layout import Model
 from offbeat.errors import OffbeatError
 from offbeat.task import Trained
-from offbeat.worker.answers import Refused
-from offbeat.worker.contact import Contact
-from offbeat.worker.messages import Acknowledgement, Joined
+from offbeat.worker.api_answers import Acknowledgement, Joined
 from offbeat.worker.outbox import Finished, Journal, Outbox, OutboxFull
-from offbeat.worker.trouble import Say
+from offbeat.worker.request_errors import RequestRefused
+from offbeat.worker.retrying import RetryingClient, Say
 
 T = TypeVar("T")
 
@@ -26,8 +25,8 @@ T = TypeVar("T")
 class Delivery:
     """Keeps and pushes the updates of one worker."""
 
-    def __init__(self, outbox: Outbox, journal: Journal, contact: Contact, say: Say) -> None:
-        self._outbox, self._journal, self._contact, self._say = outbox, journal, contact, say
+    def __init__(self, outbox: Outbox, journal: Journal, server: RetryingClient, say: Say) -> None:
+        self._outbox, self._journal, self._server, self._say = outbox, journal, server, say
         self.unsent: Finished | None = None
         """The update that the server has not acknowledged."""
 
@@ -39,7 +38,7 @@ class Delivery:
         return None if self.unsent is None else self.unsent.task
 
     def push_held(self, joined: Joined) -> None:
-        """Push what was on the disk when the worker joined."""
+        """Push the update that was on the disk when the worker joined."""
         held = self.unsent
         if held is not None and held.run == joined.run:
             self.push(held, resume=True)
@@ -57,10 +56,10 @@ class Delivery:
     def push(self, finished: Finished, *, resume: bool = False) -> None:
         """Push until the server has it, or says that it never will."""
         first = iter([resume])
-        push = self._contact.server.push
+        push = self._server.client.push
         try:
-            answer = self._contact.answered(lambda: push(finished, resume=next(first, True)))
-        except Refused as refused:
+            answer = self._server.answered(lambda: push(finished, resume=next(first, True)))
+        except RequestRefused as refused:
             if refused.for_good:
                 raise
             self._settled(finished, refused.error or str(refused.status), f"refused: {refused.message}")
@@ -69,20 +68,20 @@ class Delivery:
 
     def push_quickly(self, seconds: float) -> None:
         """One try to push what is finished, before the worker stops."""
-        server, finished = self._contact.server, self.unsent
-        if finished is None or not server.session or self._contact.trouble.away:
+        client, finished = self._server.client, self.unsent
+        if finished is None or not client.session or self._server.outages.away:
             return
-        server.hurry(seconds)
+        client.hurry(seconds)
         with suppress(OffbeatError):
-            answer = server.push(finished, resume=True)
+            answer = client.push(finished, resume=True)
             self._settled(finished, answer.outcome, _words(answer))
 
     def _settled(self, finished: Finished, outcome: str, words: str) -> None:
         self._say(f"pushed {finished.task}: {words}")
         self._written(lambda: self._journal.note(finished.run, finished.task, finished.digest, outcome))
         self._outbox.drop(finished)
-        self.unsent = self._contact.task = None
-        self._contact.progress()
+        self.unsent = self._server.task = None
+        self._server.progress()
 
     def _written(self, write: Callable[[], T]) -> T:
         """Write; where there is no room, wait for it."""
@@ -90,9 +89,9 @@ class Delivery:
             try:
                 written = write()
             except OutboxFull as error:
-                self._contact.trouble.after(error)
+                self._server.outages.wait(error)
             else:
-                self._contact.trouble.over()
+                self._server.outages.over()
                 return written
 
 

@@ -2,7 +2,7 @@
 
 Rules kept here:
 - After a cut only the rest is asked for, and only of the very same version: its ETag must be what it was. Where the
-  connection brought something, that is done at once; else whoever wants the model is asked to be patient.
+  connection brought something, that is done at once; otherwise after a wait.
 - The flat vector is read into its place; there is no second copy of it.
 - Nothing is kept that the layout does not ask for: sizes are checked before there is memory for them.
 """
@@ -14,84 +14,87 @@ import numpy as np
 from offbeat.core.layout import Layout, Model, aligned
 from offbeat.errors import OffbeatError
 from offbeat.wire import LENGTH_BYTES, BadPayload, Header, HeaderReader, check_fit, is_flat, tensors_of, unpack
-from offbeat.worker.answers import Refused, Unreachable
-from offbeat.worker.http import Http, Incoming
+from offbeat.worker.http_client import HttpClient
+from offbeat.worker.request_errors import RequestRefused, Unreachable
 
 STARTS_MAX = 5
 """Times that a model is read from its beginning."""
 PROGRESS = 1 << 16
 """Bytes that a connection must have moved for another one to be opened at once."""
 
-Patience = Callable[[Unreachable | Refused], None]
+Patience = Callable[[Unreachable | RequestRefused], None]
 """Called when it may help to try again: waits, or raises what it was given."""
 Fill = Callable[[memoryview], None]
 
 
 class Changed(OffbeatError):
-    """What is there now is not what was begun to be read."""
+    """The server has another model there than the one that was begun to be read."""
 
 
-def pull(http: Http, path: str, layout: Layout, patience: Patience) -> Model:
+def pull(http: HttpClient, path: str, layout: Layout, patience: Patience) -> Model:
     """The model at this path, however often the connection is cut."""
     for _ in range(STARTS_MAX):
         try:
             return read_model(Download(http, path, patience).fill, layout)
         except Changed:
             continue
-    raise Unreachable(f"{http.address}{path} is another one whenever it is asked for")
+    raise Unreachable(f"{http.address}{path} is another model whenever it is asked for")
 
 
 class Download:
     """One file, from its first byte to its last."""
 
-    def __init__(self, http: Http, path: str, patience: Patience) -> None:
+    def __init__(self, http: HttpClient, path: str, patience: Patience) -> None:
         self.at = self._begun_at = 0
         self._http, self._path, self._patience = http, path, patience
         self._etag: str | None = None
-        self._incoming: Incoming | None = None
+        self._opened = False
 
     def fill(self, view: memoryview) -> None:
-        """The next bytes, until there are as many as this holds."""
+        """Read the next bytes until this is full."""
         while len(view):
             try:
-                if self._incoming is None:
-                    self._begun_at = self.at
-                    self._incoming = self._asked()
-                count = self._incoming.readinto(view)
-            except (Unreachable, Refused) as error:
-                if isinstance(error, Refused) and not error.temporary:
+                count = self._some(view)
+            except (Unreachable, RequestRefused) as error:
+                if isinstance(error, RequestRefused) and not error.temporary:
                     raise
-                self._incoming = None
+                self._opened = False
                 if self.at - self._begun_at < PROGRESS:
                     self._patience(error)
             else:
                 self.at += count
                 view = view[count:]
 
-    def _begun(self) -> Incoming:
-        incoming = self._http.open(self._path)
-        if incoming.status != 200:
-            raise Unreachable(f"{self._http.address} sent a part of the model that nobody asked for")
-        self._etag = incoming.headers.get("ETag")
-        return incoming
+    def _some(self, view: memoryview) -> int:
+        if not self._opened:
+            self._begun_at = self.at
+            (self._resume if self.at else self._begin)()
+            self._opened = True
+        count = self._http.readinto(view)
+        if not count:
+            raise Unreachable(f"{self._http.address} sent less of the model than its header announces")
+        return count
 
-    def _asked(self) -> Incoming:
-        if not self.at:
-            return self._begun()
+    def _begin(self) -> None:
+        status, headers = self._http.open(self._path)
+        if status != 200:
+            raise Unreachable(f"{self._http.address} sent a part of the model, although all of it was asked for")
+        self._etag = headers.get("etag")
+
+    def _resume(self) -> None:
         if not self._etag:
-            raise Changed("without an ETag nobody knows")
+            raise Changed("without an ETag it cannot be told whether it is the same")
         try:
-            incoming = self._http.open(self._path, {"Range": f"bytes={self.at}-", "If-Range": self._etag})
-        except Refused as refused:
+            status, headers = self._http.open(self._path, {"Range": f"bytes={self.at}-", "If-Range": self._etag})
+        except RequestRefused as refused:
             raise Changed(str(refused)) if refused.status == 416 else refused from refused
-        begins = incoming.headers.get("Content-Range", "").startswith(f"bytes {self.at}-")
-        if incoming.status != 206 or not begins or incoming.headers.get("ETag", self._etag) != self._etag:
+        begins = headers.get("content-range", "").startswith(f"bytes {self.at}-")
+        if status != 206 or not begins or headers.get("etag", self._etag) != self._etag:
             raise Changed("it was changed meanwhile")
-        return incoming
 
 
 def read_model(fill: Fill, layout: Layout) -> Model:
-    """The model that these bytes hold; refused, by name, where it does not fit."""
+    """The model in these bytes; `LayoutMismatch` where it does not fit."""
     reader = HeaderReader()
     length = _next(fill, LENGTH_BYTES)
     reader.feed(length)  # refuses one that is too long

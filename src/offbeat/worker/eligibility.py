@@ -1,9 +1,9 @@
-"""Owns whether a device may train now: its conditions, and a command of its owner's.
+"""Owns whether a device may train now: conditions, and a command (the gate) that the owner of the device gives.
 
 Rules kept here:
 - Nothing here waits without a limit. Whatever fails or takes too long is a reason not to train, in one line.
-- idle: other processes leave the processor alone. Whether somebody sits before the screen cannot be asked in a portable
-  way; where that matters, a gate asks.
+- idle: other processes leave the processor alone. There is no portable way to ask whether a person uses the screen;
+  where that matters, a gate asks.
 - plugged-in: on mains power, or without a battery.
 - unmetered: no link that NetworkManager calls metered. Without NetworkManager every link counts as unmetered; where
   that matters, a gate asks.
@@ -26,11 +26,11 @@ GATE_S, NMCLI_S, MEASURE_S, REAP_S = 30.0, 5.0, 1.0, 5.0
 BUSY_MAX = 20.0
 """Percent of all processors that other processes may use while the device counts as idle."""
 SAID_MAX, LINE_MAX = 4096, 200
-"""Bytes of a gate's output that are looked at, and characters of its first line that are passed on."""
+"""Bytes that are read of a gate's output, and characters that are shown of its first line."""
 
 
 class Condition(Enum):
-    """What must hold before a device trains; what is quickly asked stands first."""
+    """What must hold before a device trains; the conditions that are quickly asked stand first."""
 
     PLUGGED_IN = "plugged-in"
     UNMETERED = "unmetered"
@@ -53,19 +53,11 @@ def conditions_of(text: str) -> frozenset[Condition]:
 
 
 class Probe(Protocol):
-    """What a device knows about itself; every answer comes within seconds."""
+    """What a device knows about itself, as `System` does; every answer comes within seconds."""
 
-    def busy(self) -> float:
-        """Percent of all processors that other processes use."""
-        ...
-
-    def plugged_in(self) -> bool | None:
-        """On mains power; None where there is a battery that does not tell."""
-        ...
-
-    def metered(self) -> bool:
-        """Does some link cost by the byte?"""
-        ...
+    def busy(self) -> float: ...
+    def plugged_in(self) -> bool | None: ...
+    def metered(self) -> bool: ...
 
 
 class Eligibility:
@@ -120,23 +112,23 @@ def _against_load(busy: float, busy_max: float) -> str | None:
 
 
 class System:
-    """The device that this runs on. Of what is asked, psutil answers all but the network."""
+    """The device that this runs on. psutil answers everything but `metered`."""
 
     def __init__(self, conditions: Iterable[Condition] = Condition, *, measure_s: float = MEASURE_S) -> None:
-        """Missing psutil is told now, not when the device is first looked at."""
+        """A missing psutil is an error now, not when the device is first asked."""
         self.measure_s = measure_s
         if set(conditions) - {Condition.UNMETERED}:
             _psutil()
 
     def busy(self) -> float:
-        """Measured over `measure_s`; what this process itself does in that time is subtracted."""
+        """Percent of all processors that other processes use, measured over `measure_s`."""
         own, at = time.process_time(), time.perf_counter()
         everyone = float(_psutil().cpu_percent(interval=self.measure_s))
         own, took = time.process_time() - own, time.perf_counter() - at
         return max(0.0, everyone - 100.0 * own / took / (os.cpu_count() or 1))
 
     def plugged_in(self) -> bool | None:
-        """A device without a battery, or whose system knows of none, is on mains power."""
+        """On mains power, as is a device without a battery; None where the battery does not tell."""
         ask = getattr(_psutil(), "sensors_battery", None)
         try:
             battery = ask() if ask else None
@@ -145,12 +137,12 @@ class System:
         return True if battery is None else battery.power_plugged
 
     def metered(self) -> bool:
-        """As NetworkManager says or guesses; no where it is not there or does not answer."""
+        """Does some link cost by the byte, as NetworkManager says or guesses? False where it does not answer."""
         nmcli = shutil.which("nmcli")
         if nmcli is None:
             return False
         command = [nmcli, "-t", "-f", "GENERAL.METERED", "dev", "show"]
-        words = {**os.environ, "LC_ALL": "C"}  # "yes" in any other language is no "yes"
+        words = {**os.environ, "LC_ALL": "C"}  # otherwise "yes" is translated
         try:
             said = subprocess.run(command, capture_output=True, timeout=NMCLI_S, env=words, check=False)  # noqa: S603
         except (OSError, subprocess.TimeoutExpired):
@@ -170,7 +162,7 @@ def _psutil() -> Any:
 
 
 def _split(gate: str) -> list[str]:
-    """A command that can never run would keep a worker from training for ever: it is refused at once."""
+    """The words of the command. One that cannot run is refused now: the worker would never train."""
     try:
         command = shlex.split(gate)
     except ValueError as error:
@@ -181,7 +173,7 @@ def _split(gate: str) -> list[str]:
 
 
 def _refused(command: list[str], limit_s: float) -> str | None:
-    """Why the gate says no. What it prints is read when it is done, so a pipe's fill of it is all that it may print."""
+    """Why the gate says no. Its output is read when it has ended, so it may print no more than a pipe holds."""
     try:
         process = subprocess.Popen(  # noqa: S603 (the owner of the device chose it; no shell)
             command,
@@ -203,7 +195,7 @@ def _refused(command: list[str], limit_s: float) -> str | None:
 
 
 def _first_line(process: subprocess.Popen[bytes]) -> str:
-    """Without waiting: somebody whom the gate has left behind may hold its output open."""
+    """Without waiting: a process that the gate left behind may hold its output open."""
     if process.stdout is None:
         return ""
     os.set_blocking(process.stdout.fileno(), False)
@@ -214,11 +206,11 @@ def _first_line(process: subprocess.Popen[bytes]) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Nothing of a gate that took too long stays: what it started is of its session."""
+    """End a gate that took too long, with everything that it started: they are one session."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel is not waited for
+        with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel: it is left to itself
             process.wait(REAP_S)
     if process.stdout is not None:
         process.stdout.close()

@@ -2,8 +2,8 @@
 
 Rules kept here:
 - It beats only while a task is held, and never stops the training because of trouble with the network.
-- A lease that was released is let go without a word, for a late update is still judged. One that was revoked is told
-  on, for its update would be refused.
+- A task whose lease was released is trained on: a late update is still judged. For one that was revoked, the worker is
+  interrupted: its update would be refused.
 - A server that does not know the session any more (it was restarted) is joined again, holding the task.
 """
 
@@ -11,41 +11,26 @@ import signal
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, Self
+from typing import Self
 
 from offbeat.errors import OffbeatError
-from offbeat.worker.answers import Refused, Unreachable
-from offbeat.worker.calls import OtherRun
+from offbeat.worker.api_client import ApiClient, OtherRun
 from offbeat.worker.interrupts import STOP
-from offbeat.worker.messages import Joined
+from offbeat.worker.request_errors import RequestRefused, Unreachable
 
 SHORTEST_S = 0.05
 END_S = 1.0
 """How long the end of the thread is waited for."""
 
-Progress = Callable[[], float | None]
-
-
-class Line(Protocol):
-    """What the heartbeat needs of `Calls`."""
-
-    @property
-    def joined(self) -> Joined: ...
-    def heartbeat(self, task: int, progress: float | None = None) -> None: ...
-    def rejoin(self, stale: str, holding: int | None = None) -> Joined: ...
-    def abort(self) -> None: ...
-    def close(self) -> None: ...
-
 
 class Heartbeat:
     """Beats for one worker, one task at a time."""
 
-    def __init__(self, line: Line, revoked: Callable[[int], None]) -> None:
+    def __init__(self, client: ApiClient, revoked: Callable[[int], None]) -> None:
         """`revoked` is told, on the heartbeat's thread, of a task whose update would be refused."""
-        self._line, self._revoked = line, revoked
+        self._client, self._revoked = client, revoked
         self._changed = threading.Condition()
         self._task: int | None = None
-        self._progress: Progress | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -57,17 +42,17 @@ class Heartbeat:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._line.abort()
+        self._client.abort()
         self._thread.join(END_S)
 
-    def hold(self, task: int, progress: Progress | None = None) -> None:
+    def hold(self, task: int) -> None:
         """Beat for this task from now on."""
         with self._changed:
-            self._task, self._progress = task, progress
+            self._task = task
             self._changed.notify()
 
     def rest(self) -> None:
-        """There is no task."""
+        """Beat no more, until there is a task."""
         with self._changed:
             self._task = None
             self._changed.notify()
@@ -80,7 +65,7 @@ class Heartbeat:
             while (task := self._due()) is not None:
                 self._beat(task)
         finally:
-            self._line.close()
+            self._client.close()
 
     def _due(self) -> int | None:
         """The task that was held for one interval; None at the end."""
@@ -96,19 +81,18 @@ class Heartbeat:
         return self._closed or self._task != task
 
     def _every_s(self) -> float | None:
-        return max(SHORTEST_S, self._line.joined.heartbeat_s) if self._task is not None else None
+        return max(SHORTEST_S, self._client.joined.heartbeat_s) if self._task is not None else None
 
     def _beat(self, task: int) -> None:
-        session = self._line.joined.session
+        session = self._client.joined.session
         try:
-            progress = None if self._progress is None else self._progress()
-            self._line.heartbeat(task, progress)
-        except Refused as refused:
+            self._client.heartbeat(task)
+        except RequestRefused as refused:
             self._answered_no(task, refused, session)
         except OffbeatError:
             pass  # the next beat may get through
 
-    def _answered_no(self, task: int, refused: Refused, session: str) -> None:
+    def _answered_no(self, task: int, refused: RequestRefused, session: str) -> None:
         if refused.error == "unknown_session":
             self._join_again(task, session)
         elif refused.status in (403, 404, 410):
@@ -118,11 +102,11 @@ class Heartbeat:
 
     def _join_again(self, task: int, session: str) -> None:
         try:
-            self._line.rejoin(session, holding=task)
+            self._client.rejoin(session, holding=task)
         except OtherRun:
             self._let_go(task)
             self._revoked(task)
-        except (Refused, Unreachable):
+        except (RequestRefused, Unreachable):
             pass  # the worker itself finds out when it pushes
 
     def _let_go(self, task: int) -> None:

@@ -1,8 +1,8 @@
-"""Owns how a worker is interrupted: told to stop by a signal, or told by its heartbeat that the task is not wanted.
+"""Owns how a worker is interrupted: told to stop by a signal, or by its heartbeat that its task was revoked.
 
 Rules kept here:
 - An interruption is raised only where it is allowed: while the worker trains, waits or speaks to the server. What it
-  writes to its disk is never left half done. What came at another moment is raised at the next one that allows it.
+  writes to its disk is never left half done. One that comes at another moment is raised at the next that allows it.
 - It is not an `Exception`, so that a task's own `except Exception` does not swallow it.
 - The second signal ends the process at once.
 """
@@ -17,10 +17,10 @@ from typing import Any, Self
 
 STOP = (signal.SIGINT, signal.SIGTERM)
 WAKE = signal.SIGUSR1
-"""By which the heartbeat's thread reaches the main thread in whatever it is doing."""
+"""With this the heartbeat's thread interrupts the main thread, whatever that is doing."""
 
 
-class Stop(BaseException):
+class StopRequested(BaseException):
     """The worker is to stop."""
 
 
@@ -53,7 +53,7 @@ class Interrupts:
         for number, handler in before.items():
             signal.signal(number, handler)
 
-    # --- whoever interrupts ------------------------------------------------------------------------------------------
+    # --- to interrupt ------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """From another thread: stop at the next moment that allows it."""
@@ -76,13 +76,13 @@ class Interrupts:
     def _on_wake(self, _number: int, _frame: FrameType | None) -> None:
         self._raise_if_due()
 
-    # --- whoever is interrupted --------------------------------------------------------------------------------------
+    # --- to be interrupted -------------------------------------------------------------------------------------------
 
     @contextmanager
     def allowed(self, task: int | None = None) -> Iterator[None]:
-        """Here `Stop` may be raised and, while `task` is being trained, `Revoked`."""
+        """Here `StopRequested` may be raised and, while `task` is done, `Revoked`; inner blocks have the same task."""
         before = self._task, self._open
-        self._task, self._open = task, True
+        self._task, self._open = self._task if task is None else task, True
         try:
             self._raise_if_due()
             yield
@@ -90,13 +90,13 @@ class Interrupts:
             self._task, self._open = before[0], before[1] and not self.asked
 
     def wait(self, seconds: float) -> None:
-        """Do nothing for so long, unless interrupted."""
+        """Do nothing for this long, unless interrupted."""
         with self.allowed():
             if self._stopped.wait(seconds):
-                raise Stop
+                raise StopRequested
 
     def _raise_if_due(self) -> None:
         revoked = self._task is not None and self._task == self._revoked
         if self._open and (self.asked or revoked):
             self._open = False  # once is enough: what cleans up is not interrupted again
-            raise Stop if self.asked else Revoked
+            raise StopRequested if self.asked else Revoked

@@ -16,21 +16,20 @@ from typing import Any
 from offbeat.core.layout import Layout, Model
 from offbeat.errors import InvalidValue, LayoutMismatch, OffbeatError
 from offbeat.task import Task, Trained, Work, start
-from offbeat.worker.answers import Refused
+from offbeat.worker.api_answers import Joined, LeasedTask
+from offbeat.worker.api_client import ApiClient, OtherRun
 from offbeat.worker.backoff import Backoff
-from offbeat.worker.calls import OtherRun
-from offbeat.worker.contact import Contact, Server
 from offbeat.worker.delivery import Delivery
 from offbeat.worker.eligibility import Eligibility
 from offbeat.worker.heartbeat import Heartbeat
-from offbeat.worker.interrupts import Interrupts, Revoked, Stop
-from offbeat.worker.messages import Joined, Lease
+from offbeat.worker.interrupts import Interrupts, Revoked, StopRequested
 from offbeat.worker.outbox import Journal, Outbox
+from offbeat.worker.request_errors import RequestRefused
+from offbeat.worker.retrying import RetryingClient, Say
 from offbeat.worker.settings import WorkerSettings
-from offbeat.worker.trouble import Say
 
 SOON_S = 0.2
-"""A server that lets nobody wait is not asked again at once."""
+"""A server that answers sooner, without a task, is not asked again at once."""
 NO_TASK = frozenset({"quarantined", "superseded"})
 """Refusals after which the worker waits and asks again."""
 
@@ -44,7 +43,7 @@ class Worker:
 
     def __init__(
         self,
-        server: Server,
+        client: ApiClient,
         outbox: Outbox,
         make: Callable[[Joined], Task],
         settings: WorkerSettings,
@@ -59,40 +58,40 @@ class Worker:
         """`make` gives the task for a run; `describe` says in one line what went wrong in it."""
         self.settings, self.say = settings, say
         self.interrupts = interrupts or Interrupts()
-        self._server, self._make, self._describe = server, make, describe
+        self._make, self._describe = make, describe
         self._eligibility = eligibility or Eligibility()
-        self._contact = Contact(server, self.interrupts, backoff, say)
-        self._delivery = Delivery(outbox, journal or Journal(None), self._contact, say)
-        self._heartbeat = Heartbeat(server.beside(), self.interrupts.revoke)
+        self._server = RetryingClient(client, self.interrupts, backoff, say)
+        self._delivery = Delivery(outbox, journal or Journal(None), self._server, say)
+        self._heartbeat = Heartbeat(client.beside(), self.interrupts.revoke)
         self._failures = 0
 
     def run(self) -> None:
-        """Work until the run is finished or somebody says stop; what ends it otherwise is raised."""
+        """Work until the run is finished or the worker is told to stop; any other end is raised."""
         with self.interrupts, self._heartbeat:
             try:
                 self._work()
-                self._contact.goodbye()
-            except Stop:
+                self._server.goodbye()
+            except StopRequested:
                 self._stop()
             except OffbeatError:
-                self._contact.goodbye(handing_back=self._delivery.unsent is None)
+                self._server.goodbye(handing_back=self._delivery.unsent is None)
                 raise
             finally:
-                self._server.close()
+                self._server.client.close()
 
     def _work(self) -> None:
         while True:
-            self._contact.task = self._delivery.held()
-            joined = self._contact.answered(lambda: self._server.join(self._contact.task))
+            self._server.task = self._delivery.held()
+            joined = self._server.answered(lambda: self._server.client.join(self._server.task))
             self.say(f"joined run {joined.run} as worker {joined.worker}, for device {joined.device}")
             try:
-                return self._member(joined)
+                return self._work_for(joined)
             except OtherRun:
                 self.say("the server has another run now")
 
-    def _member(self, joined: Joined) -> None:
-        """A member of one run, to its end."""
-        with self._holding(self._contact.task):
+    def _work_for(self, joined: Joined) -> None:
+        """Work for one run, to its end."""
+        with self._holding(self._server.task):
             self._delivery.push_held(joined)
         if joined.state == "finished":
             return self.say("the run is finished")
@@ -104,13 +103,13 @@ class Worker:
 
     @contextmanager
     def _holding(self, task: int | None) -> Iterator[None]:
-        """The heart beats for a task; when the worker is stopped meanwhile, it still knows which it was."""
-        self._contact.task = task
+        """The heart beats for a task; a worker that is stopped meanwhile still knows which it was."""
+        self._server.task = task
         if task is not None:
             self._heartbeat.hold(task)
         try:
             yield
-            self._contact.task = None
+            self._server.task = None
         finally:
             self._heartbeat.rest()
 
@@ -129,17 +128,17 @@ class Worker:
 
     # --- idle --------------------------------------------------------------------------------------------------------
 
-    def _leased(self) -> Lease | None:
+    def _leased(self) -> LeasedTask | None:
         """The next task; None when there will be none."""
         while True:
             self._until_eligible()
             asked_at = monotonic()
             try:
-                answer = self._contact.answered(self._server.ask)
-            except Refused as refused:
+                answer = self._server.answered(self._server.client.ask)
+            except RequestRefused as refused:
                 if refused.error not in NO_TASK:
                     raise
-                self._contact.trouble.after(refused)
+                self._server.outages.wait(refused)
                 continue
             if answer.state == "finished":
                 self.say("the run is finished" + (f": {answer.reason}" if answer.reason else ""))
@@ -147,7 +146,7 @@ class Worker:
             if answer.lease is not None:
                 return answer.lease
             if monotonic() - asked_at < SOON_S:
-                self._contact.pause()
+                self._server.pause()
 
     def _until_eligible(self) -> None:
         told = None
@@ -163,31 +162,31 @@ class Worker:
 
     # --- working -----------------------------------------------------------------------------------------------------
 
-    def _do(self, run: str, task: Task, layout: Layout, lease: Lease) -> None:
+    def _do(self, run: str, task: Task, layout: Layout, lease: LeasedTask) -> None:
         try:
             with self.interrupts.allowed(lease.task):
                 began = monotonic()
-                model = self._server.pull(lease, layout, self._contact.trouble.after)
-                self._contact.trouble.over()
+                model = self._server.client.pull(lease, layout, self._server.outages.wait)
+                self._server.outages.over()
                 pulled = monotonic()
                 trained = self._trained(task, model, lease)
                 spent = (pulled - began, monotonic() - pulled)
         except Revoked:
             self.say(f"task {lease.task} is not wanted any more")
-        except Refused as refused:
+        except RequestRefused as refused:
             if refused.for_good:
                 raise
             self.say(f"handed task {lease.task} back: {refused.message}")
-            self._contact.hand_back()
-            self._contact.pause(free=1)  # a version can be gone by chance; time and again, it is not
+            self._server.hand_back()
+            self._server.pause(free=1)  # once, a version can be gone by chance
         except Exception as error:
             self._failed(lease.task, error)
         else:
             self._failures = 0
             self._delivery.push(self._delivery.keep(run, lease.task, model, trained, *spent))
 
-    def _trained(self, task: Task, model: Model, lease: Lease) -> Trained:
-        """Train what was pulled in its place: nobody else has it."""
+    def _trained(self, task: Task, model: Model, lease: LeasedTask) -> Trained:
+        """Train the pulled model in its place: it is the only copy."""
         work = Work(lease.device, lease.number, lease.seed, lease.local_iterations, lease.gamma)
         began = monotonic()
         trained = _checked(task.train(model, work))
@@ -200,22 +199,22 @@ class Worker:
     def _failed(self, task: int, error: Exception) -> None:
         self._failures += 1
         self.say(f"task {task} failed: {self._describe(error)}")
-        self._contact.hand_back()
+        self._server.hand_back()
         if self._failures >= self.settings.failures_max:
             raise GaveUp(f"{self._failures} trainings in a row failed; mend the task, and start the worker again")
-        self._contact.pause()
+        self._server.pause()
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _stop(self) -> None:
         self._delivery.push_quickly(self.settings.stop_s)
         unsent = self._delivery.unsent
-        self._contact.goodbye(handing_back=unsent is None)
+        self._server.goodbye(handing_back=unsent is None)
         self.say("stopped" if unsent is None else f"stopped; the update of task {unsent.task} is pushed next time")
 
 
 def _checked(trained: Any) -> Trained:
-    """What a task reports, if it can be sent; metrics that are no finite numbers are left out."""
+    """What a task reports, if it can be sent; metrics that are not finite are left out."""
     if not isinstance(trained, Trained):
         raise InvalidValue(f"`train` must return offbeat.Trained(samples, gradients), not {trained!r}")
     samples, gradients = int(trained.samples), int(trained.gradients)

@@ -5,8 +5,8 @@ Rules kept here:
   aside, brought to the disk, renamed; without its record a vector is nothing. When an update goes, its record goes
   first.
 - Only the newest update is kept: the one before it goes when the newest is on the disk, not earlier.
-- What is found is believed only if its size and its digest are right. What is wrong is removed, and it is said why.
-- One worker per folder. A folder that is no worker's is refused: files are removed here.
+- An update on the disk counts only if its size and its digest are right. Otherwise it is removed, and the log says why.
+- One worker per folder. A folder of something else is refused, because files are removed here.
 """
 
 import errno
@@ -39,17 +39,17 @@ OURS = re.compile(rf"{RUN}-\d+\.(safetensors|json)(\.\d+\.aside)?|worker\.json\.
 NAME_MAX = 100
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 HALF_MAX = 1 << 16
-"""Bytes of a journal's end in which its last whole line must end."""
+"""Bytes at the end of a journal in which its last whole line must end."""
 LINE = b'{"run": '
 
 
 class OutboxFull(OffbeatError):
-    """There is no room on the worker's disk; nothing was left on it, and the same can be tried again."""
+    """There is no room on the worker's disk; nothing was left on it, so the same can be tried again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A finished update on the disk, and what is said with it when it is pushed."""
+    """A finished update on the disk, and the facts that are sent with it."""
 
     path: Path
     """The vector: the bytes to send."""
@@ -68,7 +68,7 @@ class Finished:
 
     @property
     def record(self) -> Path:
-        """The file that says all this."""
+        """The file with these facts."""
         return self.path.with_suffix(RECORD)
 
 
@@ -76,10 +76,10 @@ class Outbox:
     """The folder of one worker. Everything here blocks, so it runs off the event loop."""
 
     def __init__(self, folder: Path, disk: Disk | None = None, *, name: str | None = None) -> None:
-        """`name` is what the worker is called from now on; without it, what it was called, or a new name."""
+        """`name` is the worker's name from now on; without it, the one that it had, or a new one."""
         self.path, self.disk = folder, disk or Disk()
         self.damages: list[str] = []
-        """What was found damaged, one line each, for the log."""
+        """Damaged files that were found, one line each, for the log."""
         with _writing(folder):
             _make(folder, self.disk)
         self._lock: Lock | None = _taken(folder)
@@ -90,11 +90,11 @@ class Outbox:
             raise
 
     def name(self) -> str:
-        """What this worker is called, today and after a restart."""
+        """The worker's name, today and after a restart."""
         return self._name
 
     def close(self) -> None:
-        """Let another worker have the folder."""
+        """Release the folder for another worker."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -119,11 +119,11 @@ class Outbox:
         download_s: float = 0.0,
         train_s: float = 0.0,
     ) -> Finished:
-        """Bring an update to the disk: when this returns it is there until it is dropped, or a newer one is kept."""
+        """Bring an update to the disk, where it stays until it is dropped or a newer one is kept."""
         path = self._vector(run, task)
         numbers = _numbers(metrics)
         before = self._records()
-        if path in before:  # the same task again: no record may stand beside a vector that is not its own
+        if path in before:  # the same task again: a record must never stand beside another vector
             self.drop(before.pop(path)[1])
         order = 1 + max((order for order, _ in before.values()), default=0)
         try:
@@ -152,7 +152,7 @@ class Outbox:
         return whole
 
     def drop(self, finished: Finished) -> None:
-        """The server has it, or does not want it: when this returns, it never comes back."""
+        """Remove an update that the server has or does not want; after this it never comes back."""
         with _writing(finished.path):
             self._remove(finished.path)
 
@@ -171,13 +171,13 @@ class Outbox:
         return digest.hexdigest(), size
 
     def _remove(self, vector: Path) -> None:
-        """That the record is gone is on the disk before the vector goes: there is no moment at which it lies."""
+        """The record is gone from the disk before the vector goes: at no moment does a record lack its vector."""
         self.disk.remove(vector.with_suffix(RECORD))
         self.disk.sync_folder(self.path)
         self.disk.remove(vector)
 
     def _forget(self, vector: Path) -> None:
-        """As far as the disk allows, and not durably: what comes back is not the newest, and `held` removes it."""
+        """Remove it, but not durably: one that comes back is not the newest, and `held` removes it."""
         for file in (vector.with_suffix(RECORD), vector):
             with suppress(OSError):
                 self.disk.remove(file)
@@ -204,7 +204,7 @@ class Outbox:
                 try:
                     order, finished = self._parsed(json.loads(_read(file)))
                     if finished.record != file:
-                        raise ValueError(f"it speaks of task {finished.task} of run {finished.run}")  # noqa: TRY301
+                        raise ValueError(f"it is of task {finished.task} of run {finished.run}")  # noqa: TRY301
                     found[finished.path] = order, finished
                 except (AttributeError, KeyError, TypeError, ValueError) as error:
                     self._damaged(file, f"is no record and was removed: {error!r}")
@@ -257,7 +257,7 @@ class Outbox:
 
 
 class Journal:
-    """What the server acknowledged, one line of JSON each; one worker per journal. Without a path it does nothing."""
+    """The updates that the server decided on, one line of JSON each; for one worker. Without a path, nothing."""
 
     def __init__(self, path: Path | None, disk: Disk | None = None) -> None:
         """Half a line at the end, which a power cut leaves, is cut off."""
@@ -289,14 +289,13 @@ class Journal:
         self._size += len(line)
 
     def close(self) -> None:
-        """Let another have it."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
 
 def _whole_lines(path: Path) -> int:
-    """How many bytes of a journal are whole lines; a file that is none must not lose its end."""
+    """How many bytes of a journal are whole lines; a file that is no journal is refused, not cut."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - HALF_MAX))
@@ -304,7 +303,7 @@ def _whole_lines(path: Path) -> int:
     half = end[end.rfind(b"\n") + 1 :]
     begun = half.rstrip(b"\0")[: len(LINE)]  # some file systems leave zeros where contents did not reach the disk
     if not LINE.startswith(begun):
-        raise InvalidValue(f"{path} does not end as a journal does; give the path of a journal, or of no file yet")
+        raise InvalidValue(f"{path} does not end as a journal does; give the path of a journal, or of a new file")
     return size - len(half)
 
 
@@ -330,7 +329,7 @@ def _read(path: Path) -> bytes:
 
 
 def _cannot_read(path: Path, error: OSError) -> OffbeatError:
-    """It may well be whole, so it is not removed."""
+    """The file may be whole, so it is not removed."""
     return OffbeatError(f"cannot read {path}: {error.strerror}; make it readable, remove it, or give another --dir")
 
 
@@ -347,7 +346,7 @@ def _numbers(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _make(folder: Path, disk: Disk) -> None:
-    """A new folder's name, too, must be on the disk. What is trained on a device's data is for nobody else's eyes."""
+    """Only the owner can read it: an update tells something of the data. New names are on the disk, too."""
     new = [made for made in (folder, *folder.parents) if not made.exists()]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for made in new:
@@ -363,7 +362,7 @@ def _taken(folder: Path) -> Lock:
 
 
 def _new_name() -> str:
-    """Two workers of one host are told apart."""
+    """The name of the host, and some digits that tell its workers apart."""
     host = "".join(letter for letter in socket.gethostname().split(".")[0] if "!" <= letter <= "~")
     return f"{host[: NAME_MAX - 5] or 'worker'}-{secrets.token_hex(2)}"
 

@@ -1,7 +1,7 @@
-"""Owns the settings of a worker: what the command line, the environment and the API call by the same names.
+"""Owns the settings of a worker: the same names on the command line, in the environment and in Python.
 
 Rules kept here:
-- What is wrong is refused here, before anything is connected, written or trained.
+- A wrong value is refused here, before anything is connected, written or trained.
 - A token does not go over a network in the clear unless the user insists.
 """
 
@@ -41,19 +41,18 @@ class Address:
     port: int
     tls: bool
     prefix: str = ""
-    """What all of the server's paths begin with."""
+    """The beginning of all the server's paths."""
 
     def __str__(self) -> str:
         return f"{'https' if self.tls else 'http'}://{self.netloc}{self.prefix}"
 
     @property
     def netloc(self) -> str:
-        """Host and port."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def loopback(self) -> bool:
-        """Does it never leave this machine?"""
+        """Is the server on this machine?"""
         try:
             return ip_address(self.host).is_loopback
         except ValueError:
@@ -102,9 +101,9 @@ class WorkerSettings:
     server: str
     token: str | None = field(default=None, repr=False)
     ca: Path | None = None
-    """Certificates of the authority that signed the server's; without it, those that the system trusts."""
+    """Certificate of the authority that signed the server's; None for those that the system trusts."""
     insecure: bool = False
-    """Send the token in the clear, too."""
+    """Send the token to another machine although the connection is not encrypted."""
     device: int | None = None
     name: str | None = None
     folder: Path | None = None
@@ -117,9 +116,9 @@ class WorkerSettings:
     failures_max: int = 5
     """Trainings in a row that may fail before the worker gives up."""
     at_least_s: float = 0.0
-    """A task takes at least this long here: to try how slow devices fare."""
+    """A task takes at least this long: to try slow devices."""
     eligible_every_s: float = 5.0
-    """How often it is looked whether the device may train, while it may not."""
+    """How often a device that may not train is asked again."""
     stop_s: float = 5.0
     """How long a worker that is told to stop may take to push what is finished."""
     timeouts: Timeouts = Timeouts()
@@ -136,7 +135,7 @@ class WorkerSettings:
         if self.name is not None and not fullmatch(VISIBLE % 100, self.name):
             raise InvalidValue(f"name is {self.name!r} but must be 1..100 letters, digits or signs, without spaces")
         if self.token is not None and not fullmatch(VISIBLE % TOKEN_MAX, self.token):
-            raise InvalidValue("the token is empty or holds what no token holds; copy it again, or make a new one")
+            raise InvalidValue("the token is empty or has odd characters; copy it again, or make a new one")
         self._check_server()
 
     def _check_server(self) -> None:
@@ -148,21 +147,23 @@ class WorkerSettings:
 
     @property
     def address(self) -> Address:
-        """Where the server is."""
         return Address.of(self.server)
 
     def context(self) -> ssl.SSLContext | None:
         """Whom to trust; None without TLS."""
-        if not self.address.tls:
-            return None
-        try:
-            return ssl.create_default_context(cafile=self.ca)
-        except (OSError, ssl.SSLError) as error:
-            raise InvalidValue(f"ca {self.ca} cannot be read: {error.strerror or error}; give a PEM file") from None
+        return trusted(self.ca) if self.address.tls else None
+
+
+def trusted(ca: Path | None) -> ssl.SSLContext:
+    """Trust servers with a certificate from this authority; without one, from those that the system trusts."""
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidValue(f"ca {ca} cannot be read: {error.strerror or error}; give a PEM file") from None
 
 
 def token_of(flag: str | None, file: Path | None) -> str | None:
-    """The token: from the flag, from a file, or from the environment, where only one is allowed to be a flag."""
+    """The token from the flag, else from the file, else from the environment."""
     if flag is not None and file is not None:
         raise InvalidValue("--token and --token-file are both given; use one")
     if file is None:

@@ -1,9 +1,9 @@
 """Owns the verbs of the API: join, ask, pull, push, heartbeat, hand back, leave.
 
 Rules kept here:
-- One worker, one session, however many threads speak for it: whoever joins again, all go on with what came of it.
+- One worker, one session, however many threads speak for it: when one of them joins again, all use the new session.
 - A push that was cut goes on where the server stands; one whose bytes went wrong starts over, a few times.
-- Data never leave the device: the update, how many samples and gradients, and the metrics are all that is sent.
+- Data never leave the device: the update, the numbers of samples and gradients, and the metrics are all that is sent.
 """
 
 import json
@@ -15,15 +15,15 @@ from typing import BinaryIO
 
 from offbeat.core.layout import Layout, Model
 from offbeat.errors import OffbeatError
-from offbeat.worker.answers import Refused, Unreachable
+from offbeat.worker.api_answers import Acknowledgement, AskAnswer, Joined, LeasedTask, answer_of, read
 from offbeat.worker.download import PROGRESS, Patience, pull
-from offbeat.worker.http import Http
-from offbeat.worker.messages import Acknowledgement, Answer, Joined, Lease, answer_of, read
+from offbeat.worker.http_client import HttpClient
 from offbeat.worker.outbox import Finished
+from offbeat.worker.request_errors import RequestRefused, Unreachable
 
 PROTOCOL = 1
 OFFSETS_MAX = 5
-"""Times that one push finds that the server stands elsewhere than it thought."""
+"""Times that one push is told to go on from another offset."""
 METRICS_MAX = 4000
 """Letters of the metrics that are sent with an update."""
 
@@ -34,19 +34,19 @@ class Hello:
 
     name: str
     task: str
-    """What its task file is called, with its digest."""
+    """The name of its task file, with its digest."""
     device: int | None = None
 
 
 def common_headers(token: str | None) -> dict[str, str]:
-    """What goes with every request."""
+    """Headers of every request."""
     ours = version("offbeat")
     known = {"Authorization": f"Bearer {token}"} if token else {}
     return {"User-Agent": f"offbeat/{ours}", "Offbeat-Protocol": str(PROTOCOL), "Offbeat-Version": ours, **known}
 
 
 class OtherRun(Exception):
-    """The server has another run by now: what was begun is of no use to it."""
+    """The server has another run by now, to which the task that was begun does not belong."""
 
 
 class Membership:
@@ -57,20 +57,20 @@ class Membership:
         self.joined: Joined | None = None
 
 
-class Calls:
+class ApiClient:
     """Speaks for one worker over one connection."""
 
-    def __init__(self, http: Http, hello: Hello, membership: Membership | None = None) -> None:
+    def __init__(self, http: HttpClient, hello: Hello, membership: Membership | None = None) -> None:
         self.http, self.hello = http, hello
         self._membership = membership or Membership()
 
-    def beside(self) -> "Calls":
+    def beside(self) -> "ApiClient":
         """The same worker over another connection, for another thread."""
-        return Calls(self.http.another(), self.hello, self._membership)
+        return ApiClient(self.http.another(), self.hello, self._membership)
 
     @property
     def joined(self) -> Joined:
-        """What joining told."""
+        """What the server said when the worker joined."""
         joined = self._membership.joined
         if joined is None:
             raise AssertionError("join first")
@@ -78,7 +78,7 @@ class Calls:
 
     @property
     def session(self) -> str:
-        """The secret that joining gave; empty before."""
+        """The secret that the server gave; empty before the worker has joined."""
         joined = self._membership.joined
         return "" if joined is None else joined.session
 
@@ -91,19 +91,18 @@ class Calls:
         self.http.abort()
 
     def close(self) -> None:
-        """Hang up."""
         self.http.close()
 
     # --- the worker --------------------------------------------------------------------------------------------------
 
     def join(self, holding: int | None = None) -> Joined:
-        """Join, or join again; of open leases only that of the task which it holds stays."""
+        """Join, or join again; of its open leases only that of the task `holding` stays."""
         with self._membership.lock:
             self._membership.joined = self._join(holding)
             return self._membership.joined
 
     def rejoin(self, stale: str, holding: int | None = None) -> Joined:
-        """Join again because this session is not known, unless another thread has; the run must be the same."""
+        """Join again because the server does not know this session, unless another thread has done so."""
         with self._membership.lock:
             before = self.joined
             if before.session != stale:
@@ -125,49 +124,49 @@ class Calls:
 
     # --- tasks -------------------------------------------------------------------------------------------------------
 
-    def ask(self) -> Answer:
-        """Wait for a task, for as long as the server lets one wait."""
+    def ask(self) -> AskAnswer:
+        """Wait for a task, for as long as the server lets a worker wait."""
         path = f"/v1/workers/{self.joined.worker}/ask"
         return answer_of(self.http.call("POST", path, headers=self._session(), wait_s=min(self.joined.poll_s, 3600.0)))
 
-    def pull(self, lease: Lease, layout: Layout, patience: Patience) -> Model:
-        """The model of a lease, which is the caller's own."""
+    def pull(self, lease: LeasedTask, layout: Layout, patience: Patience) -> Model:
+        """The model of a lease, in memory that is the caller's own."""
         if not lease.model.startswith("/v1/"):
-            raise Unreachable(f"the server's Lease has model = {lease.model!r:.60}, which is no path of its own")
+            raise Unreachable(f"the server leased a task with model = {lease.model!r:.60}, which is no path of its own")
         return pull(self.http, lease.model, layout, patience)
 
     def heartbeat(self, task: int, progress: float | None = None) -> None:
-        """Still at it: the lease is extended."""
+        """Say that the task is still being done: its lease is extended."""
         body = None if progress is None else {"progress": min(max(progress, 0.0), 1.0)}
         self.http.call("POST", f"/v1/tasks/{task}/heartbeat", body, self._session())
 
     def hand_back(self, task: int) -> None:
-        """This worker will not do it."""
+        """Say that this worker will not do the task."""
         self.http.call("DELETE", f"/v1/tasks/{task}", headers=self._session())
 
     def push(self, finished: Finished, *, resume: bool = False) -> Acknowledgement:
-        """Send an update; `resume` where some of it may be there already."""
+        """Send an update; `resume` where the server may have a part of it already."""
         offset = self._offset(finished) if resume else 0
         while True:
             try:
                 return self._pushed(finished, offset)
             except Unreachable:
                 before, offset = offset, self._offset(finished)
-                if offset < before + PROGRESS:  # else that connection was good for something: the next one may be
+                if offset < before + PROGRESS:  # otherwise the connection moved something, and so may the next one
                     raise
 
     def _pushed(self, finished: Finished, offset: int) -> Acknowledgement:
         for _ in range(OFFSETS_MAX):
             try:
                 return self._put(finished, offset)
-            except Refused as refused:
+            except RequestRefused as refused:
                 offset, last = _offset_after(refused, finished), refused
         raise last
 
     def _offset(self, finished: Finished) -> int:
         try:
             body = self.http.call("GET", f"/v1/tasks/{finished.task}/update", headers=self._session())
-        except Refused as refused:
+        except RequestRefused as refused:
             if refused.status == 404:
                 return 0
             raise
@@ -200,14 +199,14 @@ class Calls:
 def _opened(path: Path, offset: int) -> BinaryIO:
     try:
         file = path.open("rb")
-    except OSError as error:  # which is no trouble of the connection's
+    except OSError as error:  # no fault of the connection, so no `Unreachable`
         raise OffbeatError(f"cannot read the finished update {path}: {error.strerror}; make it readable") from error
     file.seek(offset)
     return file
 
 
-def _offset_after(refused: Refused, finished: Finished) -> int:
-    """Where to go on after a refusal that says so; others are raised again."""
+def _offset_after(refused: RequestRefused, finished: Finished) -> int:
+    """Where to go on, after a refusal that says so; other refusals are raised again."""
     if refused.error == "wrong_offset" and refused.offset is not None:
         return refused.offset if refused.offset <= finished.size else 0
     if refused.error == "digest":

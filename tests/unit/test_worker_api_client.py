@@ -16,9 +16,9 @@ import pytest
 
 import offbeat
 from offbeat.errors import OffbeatError
-from offbeat.worker.answers import Refused, Unreachable
-from offbeat.worker.calls import Calls, Hello, OtherRun, common_headers
+from offbeat.worker.api_client import ApiClient, Hello, OtherRun, common_headers
 from offbeat.worker.outbox import Finished
+from offbeat.worker.request_errors import RequestRefused, Unreachable
 from offbeat.worker.settings import Timeouts
 from tests.unit.test_worker_http import CONTINUE, LONG_S, SLOW, Connection, Peer, said, speaking
 
@@ -68,10 +68,10 @@ def joining(then: Connection, **changes: Any) -> Connection:
 
 
 @contextmanager
-def working(*connections: Connection, timeouts: Timeouts = SLOW, **changes: Any) -> Iterator[Calls]:
+def working(*connections: Connection, timeouts: Timeouts = SLOW, **changes: Any) -> Iterator[ApiClient]:
     """A worker that has joined."""
     with speaking(joining(connections[0], **changes), *connections[1:], timeouts=timeouts) as http:
-        calls = Calls(http, Hello("w", "digits"))
+        calls = ApiClient(http, Hello("w", "digits"))
         calls.join()
         yield calls
 
@@ -147,7 +147,7 @@ def test_a_refusal_before_the_body_saves_the_body(finished: Finished) -> None:
         rest.append(peer.file.read())
 
     with working(connection, said("204 No Content", b"")) as calls:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             calls.push(finished)
         calls.hand_back(3)  # on another connection: on the first one it would be taken for the body
     assert refused.value.error == "too_stale"
@@ -162,6 +162,22 @@ def test_a_server_that_never_says_continue_gets_the_update_all_the_same(finished
         peer.answer("200 OK", ACKNOWLEDGED)
 
     with working(connection, timeouts=replace(SLOW, continue_s=0.2)) as calls:
+        assert calls.push(finished).outcome == "applied"
+    assert seen == [DATA]
+
+
+def test_a_late_continue_does_not_stop_the_update(finished: Finished) -> None:
+    """It comes when the worker has begun to send already; only a final answer ends the sending."""
+    seen = []
+
+    def connection(peer: Peer) -> None:
+        size = int(peer.head()["Content-Length"])
+        begun = peer.body(1000)
+        peer.say(CONTINUE)
+        seen.append(begun + peer.body(size - 1000))
+        peer.answer("200 OK", ACKNOWLEDGED)
+
+    with working(connection, timeouts=replace(SLOW, continue_s=0.1)) as calls:
         assert calls.push(finished).outcome == "applied"
     assert seen == [DATA]
 
@@ -182,7 +198,7 @@ def test_an_answer_in_the_middle_of_the_body_is_heard(finished: Finished, hard: 
             with suppress(OSError):
                 peer.file.read()
 
-    with working(connection) as calls, pytest.raises(Refused) as refused:
+    with working(connection) as calls, pytest.raises(RequestRefused) as refused:
         calls.push(finished)
     assert refused.value.error == "too_long"
 
@@ -200,7 +216,7 @@ def test_an_answer_is_heard_while_the_server_reads_nothing(finished: Finished) -
 
     began = time.monotonic()
     with working(connection, timeouts=Timeouts()) as calls:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             calls.push(finished)
         answered.set()
     assert refused.value.retry_after_s == 2
@@ -288,7 +304,7 @@ def test_a_server_that_never_agrees_on_the_offset_is_given_up(finished: Finished
         peer.answer("409 Conflict", b'{"error": "wrong_offset", "message": "m", "do": "d", "offset": 5}')
         assert peer.gone()
 
-    with working(*[connection] * 5) as calls, pytest.raises(Refused) as refused:
+    with working(*[connection] * 5) as calls, pytest.raises(RequestRefused) as refused:
         calls.push(finished)
     assert refused.value.error == "wrong_offset"
 
@@ -408,7 +424,7 @@ def test_joining_again_is_done_once_for_all_threads() -> None:
             peer.answer("200 OK", b'{"lease_s": null}')
 
     with working(lambda _peer: None, connection) as calls:
-        beside = Calls(calls.http, calls.hello, calls._membership)
+        beside = ApiClient(calls.http, calls.hello, calls._membership)
         assert beside.rejoin("5-secret", holding=3).session == "5-new"
         assert calls.rejoin("5-secret", holding=3).session == "5-new"
         beside.heartbeat(3)

@@ -1,6 +1,6 @@
 """Owns what the server tells a worker: answers of the API as values, read from JSON that is checked first.
 
-What the server says beyond this is ignored: a newer server may say more.
+Other fields of an answer are ignored: a newer server may say more.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from math import isfinite
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from offbeat.worker.answers import Unreachable
+from offbeat.worker.request_errors import Unreachable
 
 WHOLE_MAX = 2**63
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class LeasedTask:
     """A task, leased to this worker."""
 
     task: int
@@ -52,11 +52,11 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A task, or none yet, or the run is finished."""
+class AskAnswer:
+    """A task (working), none yet (idle), or the run is finished."""
 
     state: str
-    lease: Lease | None = None
+    lease: LeasedTask | None = None
     reason: str = ""
 
 
@@ -74,7 +74,7 @@ class Acknowledgement:
 
 
 def read(kind: type[T], values: Mapping[str, Any]) -> T:
-    """A value of this kind from JSON; what does not fit is no answer to believe."""
+    """A value of this kind from JSON; `Unreachable` where it does not fit."""
     hints = get_type_hints(kind)
     found = {}
     for field in fields(kind):  # type: ignore[arg-type]
@@ -85,12 +85,12 @@ def read(kind: type[T], values: Mapping[str, Any]) -> T:
     return kind(**found)
 
 
-def answer_of(values: Mapping[str, Any]) -> Answer:
-    """What came of asking."""
-    lease = read(Lease, values["lease"]) if isinstance(values.get("lease"), dict) else None
-    answer = read(Answer, {**values, "lease": lease})
+def answer_of(values: Mapping[str, Any]) -> AskAnswer:
+    """The answer to a worker that asked for a task."""
+    lease = read(LeasedTask, values["lease"]) if isinstance(values.get("lease"), dict) else None
+    answer = read(AskAnswer, {**values, "lease": lease})
     if answer.state not in ("working", "idle", "finished") or (answer.state == "working") != (lease is not None):
-        raise Unreachable(f"the server's Answer is {answer.state!r}" + (" with a lease" if lease else " without one"))
+        raise Unreachable(f"the server's answer is {answer.state!r}" + (" with a lease" if lease else " without one"))
     return answer
 
 

@@ -1,0 +1,187 @@
+"""Owns one connection to the server: bytes out, bytes in, all before a deadline. h11 knows the rules of HTTP/1.1.
+
+Rules kept here:
+- Nothing waits without a limit, also not for a server that sends one byte now and then: a deadline stands for the
+  whole of what is under way, not for its next byte.
+- The server is listened to while a body is sent: an answer that comes before its end stops the sending.
+- A body whose length is known is received straight into the caller's memory; h11 sees only what came with its head.
+"""
+
+import select
+import ssl
+from contextlib import suppress
+from socket import IPPROTO_TCP, SHUT_RDWR, TCP_NODELAY, create_connection, socket
+from time import monotonic
+from typing import Self
+
+import h11
+
+BUFFER = HEAD_MAX = 1 << 16
+INTERIM_MAX = 16
+"""Interim answers (100 Continue) before the final one."""
+NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+READ, WRITE = select.POLLIN, select.POLLOUT
+
+
+class Connection:
+    """A connection, with TLS or without; one exchange at a time, and another one if `reusable`."""
+
+    def __init__(self, sock: socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._buffer = memoryview(bytearray(BUFFER))
+        self.start()
+
+    def start(self) -> None:
+        """Forget the exchange before."""
+        self.response: h11.Response | None = None
+        """The head of the final answer, once it is there."""
+        self._http = h11.Connection(h11.CLIENT, HEAD_MAX)
+        self._interims = 0
+        self._came = memoryview(b"")
+        """What came of the body and was not read yet."""
+        self._left: int | None = None
+        """Bytes of the body that are still to come; None where only h11 can tell."""
+
+    @classmethod
+    def open(cls, host: str, port: int, context: ssl.SSLContext | None, until: float) -> Self:
+        """Connect; each address that the host's name has gets what was left of the time at the beginning."""
+        sock = create_connection((host, port), max(0.001, until - monotonic()))
+        try:
+            sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
+            return cls(sock if context is None else context.wrap_socket(sock, server_hostname=host))
+        except BaseException:
+            sock.close()
+            raise
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def abort(self) -> None:
+        """From another thread: the thread that waits here learns that the connection is gone."""
+        with suppress(OSError):
+            self._sock.shutdown(SHUT_RDWR)
+
+    def reusable(self) -> bool:
+        """Is the last exchange complete, does the server keep the connection open, and has it said nothing since?"""
+        if self._http.our_state is not h11.DONE or self._left != 0 or self._came or self._http.trailing_data[0]:
+            return False
+        try:
+            self._receive(self._buffer, 0.0)
+        except OSError as error:
+            return isinstance(error, TimeoutError)
+        return False
+
+    # --- out ---------------------------------------------------------------------------------------------------------
+
+    def send(self, until: float, *events: h11.Event) -> bool:
+        """Send these parts of a request; False as soon as the final answer begins, or the server takes no more."""
+        parts = [part for event in events for part in self._http.send_with_data_passthrough(event) or ()]
+        view = memoryview(parts[0] if len(parts) == 1 else b"".join(parts))  # a piece of a file is not copied
+        while len(view):
+            ready = self._ready(READ | WRITE, until)
+            if ready & ~WRITE and self.answered(0.0):
+                return False
+            try:
+                view = view[self._sock.send(view) :]
+            except NOT_YET:
+                continue
+            except ConnectionError:  # an answer that it gave before it hung up may still be there to be read
+                return False
+        return True
+
+    # --- in ----------------------------------------------------------------------------------------------------------
+
+    def answered(self, until: float) -> bool:
+        """Wait for the final answer; False when the time is over first."""
+        while self.response is None and self.heard(until):
+            pass
+        return self.response is not None
+
+    def heard(self, until: float) -> bool:
+        """Wait for an answer, interim or final; False when the time is over first."""
+        if self.response is not None:
+            return True
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            try:
+                if not self._feed(until):
+                    raise ConnectionResetError("it hung up")
+            except TimeoutError:
+                return False
+        if isinstance(event, h11.Response):
+            self.response, headers = event, dict(event.headers)
+            if b"transfer-encoding" not in headers and b"content-length" in headers:
+                self._left = int(headers[b"content-length"])
+        self._interims += 1
+        if self._interims > INTERIM_MAX:
+            raise ConnectionAbortedError("it sends interim answers without end")
+        return True
+
+    def read(self, most: int, until: float) -> bytes:
+        """The whole body of the answer, which must not be longer than this."""
+        body = b""
+        while len(body) <= most and (count := self.fill(self._buffer, until)):
+            body += self._buffer[:count]
+        if len(body) > most:
+            raise ConnectionAbortedError("it never ends its answer")
+        return body
+
+    def fill(self, view: memoryview, until: float) -> int:
+        """Read the body until this is full; less where the body ends or breaks off, which the next call then tells."""
+        done = 0
+        try:
+            while done < len(view) and (count := self._some(view[done:], until)):
+                done += count
+        except ConnectionError:
+            if not done:
+                raise
+        return done
+
+    def _some(self, view: memoryview, until: float) -> int:
+        """Some bytes of the body; 0 at its end."""
+        while not self._came and self._left != 0:
+            event = self._http.next_event()
+            if event is h11.NEED_DATA and self._left is not None:
+                return self._past_h11(view[: self._left], until)
+            if event is h11.NEED_DATA:
+                self._feed(until)
+            elif isinstance(event, h11.Data):
+                self._came = memoryview(bytes(event.data))
+                self._left = self._left and self._left - len(self._came)
+            else:
+                self._left = 0
+        count = min(len(view), len(self._came))
+        view[:count], self._came = self._came[:count], self._came[count:]
+        return count
+
+    def _past_h11(self, view: memoryview, until: float) -> int:
+        count = self._receive(view, until)
+        if not count:
+            raise ConnectionResetError("it breaks off")
+        self._left = self._left and self._left - count
+        return count
+
+    # --- the socket --------------------------------------------------------------------------------------------------
+
+    def _feed(self, until: float) -> int:
+        """Let h11 have what comes next."""
+        count = self._receive(self._buffer, until)
+        self._http.receive_data(bytes(self._buffer[:count]))
+        return count
+
+    def _receive(self, view: memoryview, until: float) -> int:
+        """How many bytes came; 0 when the server has hung up."""
+        while True:
+            try:
+                return self._sock.recv_into(view)
+            except NOT_YET:  # with TLS, what arrives need not be meant for us: look again
+                self._ready(READ, until)
+
+    def _ready(self, events: int, until: float) -> int:
+        """Wait until one of these can be done; which, or that the connection is broken."""
+        poll = select.poll()
+        poll.register(self._sock, events)
+        found = poll.poll(max(0.0, 1000 * (until - monotonic())))
+        if not found:
+            raise TimeoutError("it takes too long to " + ("take what is sent" if events & WRITE else "answer"))
+        return found[0][1]

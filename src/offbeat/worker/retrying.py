@@ -1,0 +1,127 @@
+"""Owns a worker's patience with its server: requests are repeated until they are answered, and lost sessions renewed.
+
+Rules kept here:
+- A server that does not answer is waited for, without end; a refusal that waiting cannot change is raised.
+- An outage is told when it begins and when it is over, and not in between.
+- A worker that joins again says which task it holds, so that its lease stays.
+- A worker that leaves does not wait for long: the server finds out by itself.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from offbeat.errors import OffbeatError
+from offbeat.worker.api_client import ApiClient
+from offbeat.worker.backoff import Backoff
+from offbeat.worker.interrupts import Interrupts
+from offbeat.worker.request_errors import RequestRefused, Unreachable
+
+LEAVE_S, AWAY_S = 2.0, 1.0
+"""How long handing back and saying goodbye may take; and how long where the server did not answer a moment ago."""
+REJOINS_MAX = 20
+"""Times that a worker joins again without having done anything in between."""
+
+Say = Callable[[str], None]
+T = TypeVar("T")
+
+
+class Outages:
+    """What does not work now: told once, and tried again after a wait that grows."""
+
+    def __init__(self, backoff: Backoff, wait: Callable[[float], None], say: Say) -> None:
+        self._backoff, self._wait, self._say = backoff, wait, say
+        self._told: str | None = None
+        self.away = False
+        """Was there no answer when the server was last tried?"""
+
+    def wait(self, error: OffbeatError) -> None:
+        """Wait before another try."""
+        refused = error if isinstance(error, RequestRefused) else None
+        word = refused.error if refused else type(error).__name__
+        self.away = isinstance(error, Unreachable) or word == ""  # a proxy answers for a server that is not there
+        kind = "away" if self.away else word
+        if self._told != kind:
+            self._told = kind
+            self._say(f"{str(error).rstrip('.')}; trying again until it works")
+        self._wait(self._backoff.next(at_least_s=(refused and refused.retry_after_s) or 0.0))
+
+    def over(self) -> None:
+        """It works."""
+        if self.away:
+            self._say("the server answers again")
+        self._told, self.away = None, False
+        self._backoff.reset()
+
+
+class RetryingClient:
+    """Speaks to the server for the main thread."""
+
+    def __init__(self, client: ApiClient, interrupts: Interrupts, backoff: Callable[[], Backoff], say: Say) -> None:
+        self.client, self.interrupts, self._say = client, interrupts, say
+        self.outages = Outages(backoff(), interrupts.wait, say)
+        self.task: int | None = None
+        """The task that is leased to this worker, as far as it knows."""
+        self._pauses = backoff()
+        self._rejoins = self._paused = 0
+
+    def answered(self, call: Callable[[], T]) -> T:
+        """Call until the server answers."""
+        while True:
+            stale = self.client.session
+            try:
+                with self.interrupts.allowed():
+                    answer = call()
+            except RequestRefused as refused:
+                if refused.error == "unknown_session":
+                    self._join_again(stale)
+                elif refused.for_good or not (refused.temporary or self._from_a_proxy(refused)):
+                    raise
+                else:
+                    self.outages.wait(refused)
+            except Unreachable as error:
+                self.outages.wait(error)
+            else:
+                self.outages.over()
+                return answer
+
+    def _from_a_proxy(self, refused: RequestRefused) -> bool:
+        """Does something else speak for a server that we know, such as a proxy while the server is restarted?"""
+        return bool(self.client.session) and not refused.error
+
+    def _join_again(self, stale: str) -> None:
+        self._rejoins += 1
+        if self._rejoins > REJOINS_MAX:
+            raise OffbeatError("the server forgets this worker time and again; give each its own --name, or token")
+        self.pause()
+        self.answered(lambda: self.client.rejoin(stale, self.task))
+        self._say("joined again: the server did not know this worker any more, or another one has its name")
+
+    def pause(self, *, free: int = 0) -> None:
+        """Wait a little, longer each time until something is done; the first `free` times not at all."""
+        self._paused += 1
+        if self._paused > free:
+            self.interrupts.wait(self._pauses.next())
+
+    def progress(self) -> None:
+        """Something was done: the next pause is a short one."""
+        self._rejoins = self._paused = 0
+        self._pauses.reset()
+
+    def hand_back(self) -> None:
+        """Tell the server that the leased task will not be done."""
+        task = self.task
+        if task is not None:
+            with suppress(RequestRefused):  # then it is not ours any more
+                self.answered(lambda: self.client.hand_back(task))
+        self.task = None
+
+    def goodbye(self, *, handing_back: bool = False) -> None:
+        """Leave, if that is quick."""
+        if not self.client.session:
+            return
+        self.client.hurry(AWAY_S if self.outages.away else LEAVE_S)
+        with suppress(OffbeatError):
+            if handing_back and self.task is not None:
+                self.client.hand_back(self.task)
+            self.client.leave()
