@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from offbeat.cli.options import cannot_write_to
 from offbeat.cli.remote import call
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
 from offbeat.storage.json_file import read_json
@@ -101,7 +102,7 @@ def _emptied(folder: Path) -> None:
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OffbeatError(f"cannot write to {folder}: {error.strerror}; choose another folder with --dir") from error
+        raise cannot_write_to(folder, error) from error
 
 
 # --- processes -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from offbeat.cli.options import FILE, FOLDER, JSON
-from offbeat.cli.waiting import waiting
+from offbeat.cli.progress import spinner
 from offbeat.errors import InvalidValue
 
 TOKEN = click.option("--token", envvar="OFFBEAT_TOKEN", help="For a server with access control.")
@@ -53,7 +53,7 @@ def verify(folder: Path, as_json: bool) -> None:
     """Replay a served run from its ledger and updates, and compare the bits. Exit status 1 where they differ."""
     from offbeat.server.replay import verify as replay
 
-    with waiting("replaying the ledger"):
+    with spinner("replaying the ledger"):
         facts = replay(folder)
     if as_json:
         click.echo(json.dumps(facts))
@@ -84,7 +84,7 @@ def export(
     if ledger is not None:
         from offbeat.storage.export import export_ledger
 
-        with waiting("writing the ledger"):
+        with spinner("writing the ledger"):
             export_ledger(Path(source), ledger)
         click.echo(f"Wrote {ledger}")
         return
@@ -92,7 +92,7 @@ def export(
         from offbeat.cli.models import export_model
 
         form = form or ("torch" if out.suffix in (".pt", ".pth") else "safetensors")
-        with waiting("writing the model"):
+        with spinner("writing the model"):
             t = export_model(source, out, epoch, form, token, ca)
         click.echo(f"Wrote version {t} to {out}")
 

@@ -1,6 +1,6 @@
-"""Owns how settings become command-line flags: every field of `Settings` is one, with the same name and help."""
+"""Owns how settings become command-line flags: every field of `Settings` is one, with the same name, help and group."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import UnionType
@@ -8,7 +8,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import click
 
-from offbeat.settings import Settings, read_toml
+from offbeat.errors import OffbeatError
+from offbeat.settings import GROUPS, Settings, read_toml
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -16,17 +17,46 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as
 SERVER_TABLE = "server"
 """In a file of settings: those of the server itself."""
 PLACES = (
-    click.option("--on", type=click.Choice(["here", "ray"]), default="here", show_default=True, help="Where runs go."),
+    click.option(
+        "--on",
+        type=click.Choice(["here", "ray"]),
+        default="here",
+        show_default=True,
+        help="Where the runs go: to processes of this machine, or to a Ray cluster.",
+    ),
     click.option(
         "--ray-address",
         envvar="OFFBEAT_RAY_ADDRESS",
         help="HOST:PORT of a Ray cluster, or auto.  [default: RAY_ADDRESS, else a Ray of its own]",
     ),
     click.option(
-        "--processes", type=click.IntRange(1, 256), help="How many to use.  [default: one per core, of all nodes]"
+        "--processes",
+        type=click.IntRange(1, 256),
+        help="Number of processes.  [default: one per core of this machine, or of the cluster]",
     ),
 )
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class GroupedCommand(click.Command):
+    """A command whose help shows its options under headings; those of no group come first, under "Options"."""
+
+    def __init__(self, *arguments: Any, groups: Mapping[str, str] | None = None, **more: Any) -> None:
+        """`groups` gives the group of an option, one of `GROUPS` or a heading; those of settings are known."""
+        super().__init__(*arguments, **more)
+        self.groups = {setting.name: setting.metadata["group"] for setting in fields(Settings)} | {**(groups or {})}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Options", *GROUPS.values())}
+        for parameter in self.get_params(ctx):
+            group = self.groups.get(parameter.name or "", "Options")
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is not None:
+                sections.setdefault(GROUPS.get(group, group), []).append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 def place_options(command: Command) -> Command:
@@ -38,17 +68,16 @@ def place_options(command: Command) -> Command:
 
 def settings_options(command: Command) -> Command:
     """Give a command a flag for every setting, and `--settings FILE.toml`."""
-    path = click.Path(dir_okay=False, path_type=Path)
-    option = click.option("--settings", "settings_file", type=path, help="Read settings from a TOML file; flags win.")
+    option = click.option("--settings", "settings_file", type=FILE, help="Read settings from a TOML file; flags win.")
     return option(flags_of(Settings)(command))
 
 
-def flags_of(kind: type[Any], envvar: str = "OFFBEAT") -> Callable[[Command], Command]:
+def flags_of(kind: type[Any]) -> Callable[[Command], Command]:
     """A flag, and a variable of the environment, for every field of a dataclass."""
-    return lambda command: _flagged(command, kind, envvar)
+    return lambda command: _flagged(command, kind)
 
 
-def _flagged(command: Command, kind: type[Any], envvar: str) -> Command:
+def _flagged(command: Command, kind: type[Any]) -> Command:
     hints = get_type_hints(kind)
     for setting in reversed(fields(kind)):
         command = click.option(
@@ -57,7 +86,7 @@ def _flagged(command: Command, kind: type[Any], envvar: str) -> Command:
             type=_plain(hints[setting.name]),
             is_flag=hints[setting.name] is bool,
             default=None,
-            envvar=f"{envvar}_{setting.name.upper()}",
+            envvar=f"OFFBEAT_{setting.name.upper()}",
             help=_help(setting.metadata["help"], setting.default),
         )(command)
     return command
@@ -73,6 +102,10 @@ def settings_of(settings_file: Path | None, flags: dict[str, Any]) -> Settings:
 def given(flags: dict[str, Any]) -> dict[str, Any]:
     """The flags that were set."""
     return {name: value for name, value in flags.items() if value is not None}
+
+
+def cannot_write_to(folder: Path, error: OSError) -> OffbeatError:
+    return OffbeatError(f"cannot write to {folder}: {error.strerror}; choose another folder with --dir")
 
 
 def _plain(hint: Any) -> Any:

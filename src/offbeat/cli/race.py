@@ -9,8 +9,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from offbeat.cli.progress import Bar
-from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
+from offbeat.cli.options import cannot_write_to
+from offbeat.cli.progress import bar_of_run
+from offbeat.errors import InvalidValue, MissingExtra
 from offbeat.settings import Settings
 from offbeat.sim.devices import device_model
 from offbeat.sim.run import Run, Simulation
@@ -21,7 +22,6 @@ CLOCK_MAX_S = 10_000.0
 
 
 def race(folder: Path, *, devices: int, in_flight_max: int, virtual_s: float, seed: int, as_json: bool) -> None:
-    """Run both methods, print what was learnt, draw the picture."""
     if not 1 <= virtual_s <= CLOCK_MAX_S:
         raise InvalidValue(f"virtual-s is {virtual_s:g} but must lie in 1..{CLOCK_MAX_S:g} seconds")
     plots = _plots()
@@ -37,8 +37,8 @@ def race(folder: Path, *, devices: int, in_flight_max: int, virtual_s: float, se
     click.echo(_opening(devices, in_flight_max, virtual_s, seed))
     runs = {}
     for name, simulation in simulations.items():
-        with Bar(name) as bar:
-            runs[name] = simulation.run(bar.show)
+        with bar_of_run(name) as show:
+            runs[name] = simulation.run(show)
     plots.race(picture, runs)
     _print_results(runs, virtual_s)
     click.echo(f"Picture: {picture}")
@@ -48,9 +48,9 @@ def race(folder: Path, *, devices: int, in_flight_max: int, virtual_s: float, se
 
 
 def _plots() -> Any:
-    """What the demo needs beyond the core; said in one line where it is missing."""
+    """The module that draws; a package that the race needs and that is missing is named in one line."""
     try:
-        import torch  # noqa: F401 (asked for here, to be told here that it is missing)
+        import torch  # noqa: F401 (imported here so that its absence is reported here)
 
         from offbeat import plots
     except ModuleNotFoundError as error:
@@ -64,7 +64,7 @@ def _writable(folder: Path) -> Path:
         (folder / ".offbeat-can-write").touch()
         (folder / ".offbeat-can-write").unlink()
     except OSError as error:
-        raise OffbeatError(f"cannot write to {folder}: {error.strerror}; choose another folder with --dir") from error
+        raise cannot_write_to(folder, error) from error
     return folder
 
 
@@ -99,4 +99,4 @@ def _print_results(runs: dict[str, Run], virtual_s: float) -> None:
         )
     Console(highlight=False).print(table)
     wall_s = sum(run.summary["wall_s"] for run in runs.values())
-    click.echo(f"Simulated twice {virtual_s:g} s in {wall_s:.1f} s.")
+    click.echo(f"Simulating both took {wall_s:.1f} s.")

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from offbeat.cli.options import SERVER_TABLE, given, settings_of
-from offbeat.cli.waiting import waiting
+from offbeat.cli.progress import spinner
 from offbeat.errors import InvalidValue, MissingExtra
 from offbeat.settings import read_toml
 from offbeat.trackers.follower import Following
@@ -24,11 +24,10 @@ SHOWN_EVERY_S = 0.5
 
 
 def serve(
+    *,
     task: str,
     folder: Path | None,
     settings_file: Path | None,
-    flags: dict[str, Any],
-    *,
     access: Path | None,
     insecure: bool,
     x_0: Path | None,
@@ -36,8 +35,8 @@ def serve(
     exit_when_finished: bool,
     log_events: str | None,
     track: tuple[str, ...],
+    **flags: Any,
 ) -> None:
-    """Serve until stopped."""
     try:
         from offbeat.server import life
         from offbeat.server.settings import Door, ServerSettings
@@ -62,7 +61,7 @@ def serve(
     tracking = Following(order.folder, track) if track else None
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
     with ExitStack() as following, ExitStack() as start:
-        start.enter_context(waiting("starting"))
+        start.enter_context(spinner("starting"))
 
         def ready(server: Any) -> "asyncio.Task[None]":
             start.close()

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from offbeat.cli.options import FOLDER
-from offbeat.cli.waiting import waiting
+from offbeat.cli.progress import spinner
 
 TRACK = click.option(
     "--track", multiple=True, metavar="TRACKER", help="Also show it in tensorboard:DIR or mlflow:URI; more than once."
@@ -21,7 +21,7 @@ def track(folder: Path, trackers: tuple[str, ...], live: bool) -> None:
     from offbeat.trackers.follower import follow, follow_live
     from offbeat.trackers.sink import sink_of
 
-    with waiting("telling the trackers"):
+    with spinner("telling the trackers"):
         sinks = [sink_of(tracker) for tracker in trackers]
         finished = follow_live(folder, sinks) if live else follow(folder, sinks)
     click.echo("All of it." if finished else "As far as it has come; the same command tells the rest later.", err=True)

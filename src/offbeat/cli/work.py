@@ -15,17 +15,21 @@ from urllib.parse import quote
 
 import click
 
+from offbeat.cli.options import FILE, FOLDER, GroupedCommand
+
 if TYPE_CHECKING:
     from offbeat.task import Task
     from offbeat.worker.messages import Joined
     from offbeat.worker.outbox import Outbox
     from offbeat.worker.settings import WorkerSettings
 
-FILE = click.Path(dir_okay=False, path_type=Path)
-FOLDER = click.Path(file_okay=False, path_type=Path)
 HOME = Path(".offbeat-work")
 WORKERS_MAX = 1000
 """Workers of one server in one folder of folders."""
+GROUPS = {
+    **dict.fromkeys(("server", "token", "token_file", "ca", "insecure"), "server"),
+    **dict.fromkeys(("device", "name", "only_when", "gate", "threads", "nice", "at_least_s"), "Device"),
+}
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -35,30 +39,45 @@ class Failed(click.ClickException):
     exit_code = 1
 
 
-@click.command()
+@click.command(cls=GroupedCommand, groups=GROUPS)
 @click.argument("task")
-@click.option("--server", required=True, envvar="OFFBEAT_SERVER", help="Where it is: https://HOST:PORT.")
-@click.option("--token", help="What `offbeat token` gave.  [env: OFFBEAT_TOKEN]")
-@click.option("--token-file", type=FILE, envvar="OFFBEAT_TOKEN_FILE", help="Read the token from a file.")
+@click.option("--server", required=True, envvar="OFFBEAT_SERVER", help="URL of the server: https://HOST:PORT.")
+@click.option("--token", help="Token that `offbeat token` made.  [env: OFFBEAT_TOKEN]")
+@click.option("--token-file", type=FILE, envvar="OFFBEAT_TOKEN_FILE", help="File to read the token from.")
 @click.option("--ca", type=FILE, envvar="OFFBEAT_CA", help="Trust servers with a certificate from this authority.")
-@click.option("--insecure", is_flag=True, help="Send the token over http:// to another machine all the same.")
-@click.option("--device", type=int, envvar="OFFBEAT_DEVICE", help="Whose data are here.  [default: the server says]")
-@click.option("--name", envvar="OFFBEAT_NAME", help="By which the server knows the worker again.  [default: made up]")
+@click.option("--insecure", is_flag=True, help="Allow the token to be sent over http:// to another machine.")
 @click.option(
-    "--dir", "folder", type=FOLDER, help=f"For finished updates.  [default: {HOME}/HOST-PORT-N, the first free N]"
+    "--device",
+    type=int,
+    envvar="OFFBEAT_DEVICE",
+    help="Number of the device whose data are here.  [default: the server chooses]",
 )
-@click.option("--only-when", default="", envvar="OFFBEAT_ONLY_WHEN", help="Some of idle, plugged-in, unmetered.")
-@click.option("--gate", envvar="OFFBEAT_GATE", help="A command that decides, by its status 0, whether to train now.")
-@click.option("--threads", type=int, envvar="OFFBEAT_THREADS", help="Threads of a training.  [default: the library's]")
-@click.option("--nice", default=0, show_default=True, envvar="OFFBEAT_NICE", help="Give way to others: 0..19.")
-@click.option("--journal", type=FILE, envvar="OFFBEAT_JOURNAL", help="Note every acknowledged update in this file.")
-@click.option("--at-least-s", default=0.0, help="A task takes at least this long: to try how slow devices fare.")
-@click.option("--failures-max", default=5, show_default=True, help="Failed trainings in a row before it gives up.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
+@click.option(
+    "--name", envvar="OFFBEAT_NAME", help="Name by which the server recognises this worker.  [default: generated]"
+)
+@click.option(
+    "--dir",
+    "folder",
+    type=FOLDER,
+    help=f"Folder for finished updates.  [default: {HOME}/HOST-PORT-N, the first free N]",
+)
+@click.option(
+    "--only-when",
+    default="",
+    envvar="OFFBEAT_ONLY_WHEN",
+    help="Train only under these conditions: idle, plugged-in, unmetered; several with commas between them.",
+)
+@click.option("--gate", envvar="OFFBEAT_GATE", help="Train only when this command exits with status 0.")
+@click.option("--threads", type=int, envvar="OFFBEAT_THREADS", help="Threads per training.  [default: the library's]")
+@click.option("--nice", default=0, show_default=True, envvar="OFFBEAT_NICE", help="Lower the priority: 0..19.")
+@click.option("--journal", type=FILE, envvar="OFFBEAT_JOURNAL", help="Write every acknowledged update to this file.")
+@click.option("--at-least-s", default=0.0, help="Make every task take at least this many seconds, like a slow device.")
+@click.option("--failures-max", default=5, show_default=True, help="Give up after this many failed trainings in a row.")
+@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 def work(task: str, token: str | None, token_file: Path | None, quiet: bool, **flags: Any) -> None:
-    """Train TASK for one device, for as long as the server has something to do.
+    """Train a task for one device.
 
-    TASK is digits, cifar10, wikitext2, or path.py[:name].
+    The worker runs until the server has nothing more to do. TASK is digits, cifar10, wikitext2, or path.py[:name].
     """
     from offbeat.errors import OffbeatError
     from offbeat.worker.answers import Refused

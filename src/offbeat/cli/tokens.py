@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from offbeat.cli.options import FOLDER, JSON
 from offbeat.errors import InvalidValue
 from offbeat.storage.aside import cannot_write
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from offbeat.server.access import Role
     from offbeat.server.certificates import Issued
 
-FOLDER = click.Path(file_okay=False, path_type=Path)
-JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 FILES = "tokens"
 """The folder for what --write-tokens writes."""
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)

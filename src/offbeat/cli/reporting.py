@@ -4,14 +4,14 @@ What it needs is imported when it runs.
 """
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from offbeat.cli.look import CA, TOKEN
 from offbeat.cli.options import FILE, FOLDER, JSON
+from offbeat.cli.progress import bar_of_runs
 from offbeat.errors import OffbeatError
 
 
@@ -29,23 +29,10 @@ def report(folder: Path, out: Path | None, token: str | None, ca: Path | None, a
     from offbeat.report import report as write
     from offbeat.report.words import size
 
-    with _progress() as tell:
+    with bar_of_runs("runs", transient=True) as tell:
         path = write(folder, out, trouble=_trouble(folder, token, ca), tell=tell)
     count = path.stat().st_size
     click.echo(json.dumps({"path": str(path), "bytes": count}) if as_json else f"Wrote {path} ({size(count)})")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[float, int], None]]:
-    """A bar on a terminal, nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("runs", total=None)
-        yield lambda done, count: progress.update(bar, completed=done, total=count)
 
 
 def _trouble(folder: Path, token: str | None, ca: Path | None) -> str | None:
