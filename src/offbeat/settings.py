@@ -21,6 +21,9 @@ from offbeat.errors import InvalidValue
 EPOCHS = 500
 IN_FLIGHT_MAX = 32
 EVALUATIONS = 100
+DEPRECATED = ("width", "vocabulary", "test_max")
+"""Settings of single tasks, from before there was `task_args`."""
+Scalar = bool | int | float | str
 GROUPS = {
     "method": "Method",
     "fleet": "Fleet",
@@ -134,9 +137,12 @@ class Settings:
     partition_sizes: str | None = _task(
         None, "Built-in tasks: how many samples a device has: linear:R or lognormal:S. [default: equally many]"
     )
-    width: int | None = _task(None, "cifar10, wikitext2: channels or hidden units. [default: the paper's]")
-    vocabulary: int | None = _task(None, "wikitext2: the most frequent words that are kept. [default: all]")
-    test_max: int | None = _task(None, "cifar10, wikitext2: samples (chunks) that are tested on. [default: all]")
+    task_args: Mapping[str, Scalar] | None = _task(
+        None, "Argument of the function that makes the task, such as width=16; may be repeated."
+    )
+    width: int | None = _task(None, "Deprecated: use --task-arg width=N. Channels or hidden units.")
+    vocabulary: int | None = _task(None, "Deprecated: use --task-arg vocabulary=N. Most frequent words that are kept.")
+    test_max: int | None = _task(None, "Deprecated: use --task-arg test_max=N. Samples that are tested on.")
     seed: int = _execution(0, "The same seed gives the same run.")
     executor: str = _execution(
         "auto",
@@ -153,6 +159,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name, kinds in _kinds().items():
             object.__setattr__(self, name, _typed(name, getattr(self, name), kinds))
+        object.__setattr__(self, "task_args", TaskArgs.of(self.task_args))
         if self.seed < 0:
             raise InvalidValue(f"seed is {self.seed} but must be a whole number >= 0")
 
@@ -179,6 +186,28 @@ class Settings:
     def as_dict(self) -> dict[str, Any]:
         """Names and values, as they go into a run folder."""
         return asdict(self)
+
+
+class TaskArgs(dict[str, Scalar]):
+    """The arguments of the function that makes the task. They are never changed, so they can be part of a key."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+    @classmethod
+    def of(cls, values: object) -> Self | None:
+        """Names and plain values; an empty table is the same as none."""
+        if values is not None and not isinstance(values, Mapping):
+            raise InvalidValue(f"task_args is {values!r} but must be a table of names and values")
+        return cls({name: cls._plain(name, value) for name, value in values.items()}) if values else None
+
+    @staticmethod
+    def _plain(name: object, value: object) -> Scalar:
+        if isinstance(name, str) and isinstance(value, bool | str):
+            return value
+        if isinstance(name, str) and isinstance(value, Real) and not isnan(value):
+            return int(value) if isinstance(value, Integral) else float(value)
+        raise InvalidValue(f"task_args has {name!r} = {value!r} but a value must be a number, true, false or text")
 
 
 class SettingsDict(TypedDict, total=False):
@@ -231,6 +260,7 @@ class SettingsDict(TypedDict, total=False):
     local_iterations_max: int | None
     partition: str
     partition_sizes: str | None
+    task_args: Mapping[str, Scalar] | None
     width: int | None
     vocabulary: int | None
     test_max: int | None
@@ -243,8 +273,9 @@ class SettingsDict(TypedDict, total=False):
 
 @cache
 def _kinds() -> dict[str, tuple[type, ...]]:
-    """The types that every setting may have."""
-    return {name: get_args(hint) or (hint,) for name, hint in get_type_hints(Settings).items()}
+    """The types that every setting may have; `task_args` has its own."""
+    hints = get_type_hints(Settings)
+    return {name: get_args(hint) or (hint,) for name, hint in hints.items() if name != "task_args"}
 
 
 def _typed(name: str, value: Any, kinds: tuple[type, ...]) -> Any:

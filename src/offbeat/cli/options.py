@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import click
 
 from offbeat.errors import OffbeatError
-from offbeat.settings import GROUPS, Settings, read_toml
+from offbeat.settings import DEPRECATED, GROUPS, Settings, read_toml
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -34,6 +34,16 @@ PLACES = (
         type=click.IntRange(1, 256),
         help="Number of processes.  [default: one per core of this machine, or of the cluster]",
     ),
+)
+TASK_ARGS = click.option(
+    "--task-arg",
+    "--task-args",
+    "task_args",
+    multiple=True,
+    metavar="NAME=VALUE",
+    envvar="OFFBEAT_TASK_ARGS",
+    callback=lambda _ctx, _option, texts: _task_args(texts),
+    help=Settings.__dataclass_fields__["task_args"].metadata["help"],
 )
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -80,6 +90,9 @@ def flags_of(kind: type[Any]) -> Callable[[Command], Command]:
 def _flagged(command: Command, kind: type[Any]) -> Command:
     hints = get_type_hints(kind)
     for setting in reversed(fields(kind)):
+        if setting.name == "task_args":
+            command = TASK_ARGS(command)
+            continue
         command = click.option(
             f"--{setting.name.replace('_', '-')}",
             setting.name,
@@ -96,7 +109,18 @@ def settings_of(settings_file: Path | None, flags: dict[str, Any]) -> Settings:
     """Flags and environment over the file over the defaults."""
     values = read_toml(settings_file) if settings_file else {}
     values.pop(SERVER_TABLE, None)
-    return Settings.of(values | given(flags))
+    if isinstance(values.get("task_args"), dict) and flags.get("task_args"):
+        flags = {**flags, "task_args": values["task_args"] | flags["task_args"]}
+    values |= given(flags)
+    say_deprecated(values)
+    return Settings.of(values)
+
+
+def say_deprecated(settings: Mapping[str, Any]) -> None:
+    for name in DEPRECATED:
+        if name in settings:
+            flag, argument = name.replace("_", "-"), f"{name}={settings[name]}"
+            click.echo(f"--{flag} is deprecated: use --task-arg {argument} (in a file: task_args.{argument})", err=True)
 
 
 def given(flags: dict[str, Any]) -> dict[str, Any]:
@@ -106,6 +130,12 @@ def given(flags: dict[str, Any]) -> dict[str, Any]:
 
 def cannot_write_to(folder: Path, error: OSError) -> OffbeatError:
     return OffbeatError(f"cannot write to {folder}: {error.strerror}; choose another folder with --dir")
+
+
+def _task_args(texts: tuple[str, ...]) -> dict[str, Any] | None:
+    from offbeat.task_arguments import parsed
+
+    return parsed(texts) or None
 
 
 def _plain(hint: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from offbeat.cli.options import settings_of
+from offbeat.cli.options import say_deprecated, settings_of
 from offbeat.cli.progress import INTERRUPTED, bar_of_run, bar_of_runs, stopping
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
 from offbeat.settings import Settings
@@ -85,12 +85,11 @@ def _words(summary: dict[str, Any]) -> str:
 
 
 def compare(spec: Path, folder: Path | None, as_json: bool, **place: Any) -> None:
-    folder = folder or Path("runs") / spec.stem
+    folder, wanted = folder or Path("runs") / spec.stem, Spec.read(spec)
+    say_deprecated({name: value for method in wanted.methods.values() for name, value in method.items()})
     try:
         with bar_of_runs("runs") as show, stopping(show) as watch:
-            result = run_comparison(
-                Spec.read(spec), folder, **Place(**place)._asdict(), pictures=True, on_progress=watch
-            )
+            result = run_comparison(wanted, folder, **Place(**place)._asdict(), pictures=True, on_progress=watch)
     except Stop:
         click.echo("Stopped; the same command goes on from there.", err=True)
         raise SystemExit(INTERRUPTED) from None

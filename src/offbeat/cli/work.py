@@ -7,7 +7,7 @@ Rules kept here:
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import click
 
-from offbeat.cli.options import FILE, FOLDER, GroupedCommand
+from offbeat.cli.options import FILE, FOLDER, TASK_ARGS, GroupedCommand
 
 if TYPE_CHECKING:
     from offbeat.task import Task
@@ -73,8 +73,11 @@ class Failed(click.ClickException):
 @click.option("--journal", type=FILE, envvar="OFFBEAT_JOURNAL", help="Write every acknowledged update to this file.")
 @click.option("--at-least-s", default=0.0, help="Make every task take at least this many seconds, like a slow device.")
 @click.option("--failures-max", default=5, show_default=True, help="Give up after this many failed trainings in a row.")
+@TASK_ARGS
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
-def work(task: str, token: str | None, token_file: Path | None, quiet: bool, **flags: Any) -> None:
+def work(
+    task: str, token: str | None, token_file: Path | None, task_args: dict[str, Any] | None, quiet: bool, **flags: Any
+) -> None:
     """Train a task for one device.
 
     The worker runs until the server has nothing more to do. TASK is digits, cifar10, wikitext2, or path.py[:name].
@@ -86,7 +89,7 @@ def work(task: str, token: str | None, token_file: Path | None, quiet: bool, **f
 
     settings = WorkerSettings(token=token_of(token, token_file), **flags)
     try:
-        _work(task, settings, (lambda _line: None) if quiet else partial(click.echo, err=True))
+        _work(task, settings, (lambda _line: None) if quiet else partial(click.echo, err=True), task_args or {})
     except GaveUp as error:
         raise Failed(str(error)) from error
     except Refused as refused:
@@ -95,7 +98,7 @@ def work(task: str, token: str | None, token_file: Path | None, quiet: bool, **f
         raise OffbeatError(f"{refused.message}; give it with --token, --token-file or {TOKEN}") from refused
 
 
-def _work(spec: str, settings: "WorkerSettings", say: Callable[[str], None]) -> None:
+def _work(spec: str, settings: "WorkerSettings", say: Callable[[str], None], task_args: Mapping[str, Any]) -> None:
     from offbeat.loading import identity
     from offbeat.sim.share import described
     from offbeat.worker.calls import Calls, Hello, common_headers
@@ -113,7 +116,7 @@ def _work(spec: str, settings: "WorkerSettings", say: Callable[[str], None]) -> 
             Worker(
                 Calls(http, Hello(outbox.name(), identity(spec), settings.device)),
                 outbox,
-                partial(make, spec, say),
+                partial(make, spec, say, task_args=task_args),
                 settings,
                 eligibility=eligibility,
                 journal=journal,
@@ -124,14 +127,15 @@ def _work(spec: str, settings: "WorkerSettings", say: Callable[[str], None]) -> 
             journal.close()
 
 
-def make(spec: str, say: Callable[[str], None], joined: "Joined") -> "Task":
-    """The task as the server's run has it, to train with."""
+def make(spec: str, say: Callable[[str], None], joined: "Joined", task_args: Mapping[str, Any] | None = None) -> "Task":
+    """The task as the server's run has it, to train with; arguments that are given here win over the server's."""
     from offbeat.loading import identity, load
     from offbeat.settings import Settings
 
     if identity(spec) != joined.task:
         say(f"this task is {identity(spec)}, that of the server {joined.task}; going on")
-    task = load(spec, Settings.of({**joined.settings, "warm_up": None}))
+    arguments = {**(joined.settings.get("task_args") or {}), **(task_args or {})}
+    task = load(spec, Settings.of({**joined.settings, "warm_up": None, "task_args": arguments}))
     warm = getattr(task, "warm_up", None) is not None
     return task.with_settings(warm_up=None) if warm else task  # type: ignore[attr-defined]
 

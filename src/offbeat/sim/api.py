@@ -32,6 +32,8 @@ def simulate(
     `gamma` a function of t and the evaluations so far.
     """
     values: dict[str, Any] = {**settings}
+    if values.get("task_args") and not isinstance(task, str | Path):
+        raise InvalidValue("task_args is set, but the task is made already; give its arguments where it is made")
     own_rule = _rule(values, rule, alpha, staleness_fn)
     own_gamma = gamma if callable(gamma) else None
     if own_gamma is not None:
