@@ -120,7 +120,10 @@ def simulate(**options: Any) -> None:
 )
 @click.argument("task")
 @click.option(
-    "--dir", "folder", type=FOLDER, help="Folder of the run; one that is there is resumed.  [default: runs/serve-TASK]"
+    "--dir",
+    "folder",
+    type=FOLDER,
+    help="Folder of the run; a run that is there is resumed.  [default: runs/serve-TASK]",
 )
 @click.option("--access", type=FOLDER, help="Folder that `offbeat init` made: turns on TLS and tokens.")
 @click.option("--insecure", is_flag=True, help="Allow other machines to connect without TLS and tokens.")
@@ -166,9 +169,7 @@ def compare(**options: Any) -> None:
     show_default=True,
     help="Follow the paper's text, or its authors' code.",
 )
-@click.option(
-    "--scale", default="laptop", show_default=True, help="Size of the experiment: smoke (minutes), laptop or paper."
-)
+@click.option("--scale", default="laptop", show_default=True, help="Size of the experiment: smoke, laptop or paper.")
 @click.option(
     "--dir",
     "folder",

@@ -20,9 +20,12 @@ PORT = 7744
     show_default=True,
     help="Port to listen on; 0 picks a free one.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; of this machine only.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address of this machine to listen on.")
 def ui(folder: Path, port: int, host: str) -> None:
-    """Show the runs under FOLDER in a browser, simulated and served, and compare them; Ctrl-C ends."""
+    """Show and compare runs in a browser.
+
+    FOLDER is searched with all folders below it. Ctrl-C ends.
+    """
     from offbeat.cli.standing import run_folders
 
     try:

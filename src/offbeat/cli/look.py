@@ -12,7 +12,7 @@ from offbeat.cli.options import FILE, FOLDER, JSON
 from offbeat.cli.progress import spinner
 from offbeat.errors import InvalidValue
 
-TOKEN = click.option("--token", envvar="OFFBEAT_TOKEN", help="For a server with access control.")
+TOKEN = click.option("--token", envvar="OFFBEAT_TOKEN", help="Token, where the server asks for one.")
 CA = click.option("--ca", type=FILE, envvar="OFFBEAT_CA", help="Trust servers with a certificate from this authority.")
 
 
@@ -22,7 +22,10 @@ CA = click.option("--ca", type=FILE, envvar="OFFBEAT_CA", help="Trust servers wi
 @CA
 @JSON
 def status(source: str, token: str | None, ca: Path | None, as_json: bool) -> None:
-    """Where a served run stands: of a server by its URL, or of a folder, served or not."""
+    """Show where a run stands.
+
+    Give the URL of a server, or the folder of a run, whether it is being served or not.
+    """
     from offbeat.cli.standing import status_of, words
 
     facts = status_of(source, token, ca)
@@ -33,7 +36,10 @@ def status(source: str, token: str | None, ca: Path | None, as_json: bool) -> No
 @click.argument("folder", type=FOLDER, default=Path("runs"))
 @JSON
 def runs(folder: Path, as_json: bool) -> None:
-    """List the runs under FOLDER, simulated and served."""
+    """List runs, simulated and served.
+
+    FOLDER is searched with all folders below it.
+    """
     from offbeat.cli.standing import run_folders, run_of, table
     from offbeat.storage.json_file import plain
 
@@ -50,7 +56,10 @@ def runs(folder: Path, as_json: bool) -> None:
 @click.argument("folder", type=FOLDER)
 @JSON
 def verify(folder: Path, as_json: bool) -> None:
-    """Replay a served run from its ledger and updates, and compare the bits. Exit status 1 where they differ."""
+    """Replay a served run and compare the bits.
+
+    The model is computed again from the ledger and the kept updates in FOLDER. Exit status 1 where it differs.
+    """
     from offbeat.server.replay import verify as replay
 
     with spinner("replaying the ledger"):
@@ -70,15 +79,20 @@ def verify(folder: Path, as_json: bool) -> None:
 @click.command()
 @click.argument("source", metavar="URL|DIR")
 @click.argument("out", type=FILE, required=False)
-@click.option("--epoch", default="latest", show_default=True, help="Which version of the model.")
-@click.option("--format", "form", type=click.Choice(["safetensors", "torch"]), help="[default: torch for .pt and .pth]")
+@click.option("--epoch", default="latest", show_default=True, help="Version of the model to write.")
+@click.option(
+    "--format", "form", type=click.Choice(["safetensors", "torch"]), help="Format of OUT.  [default: by its ending]"
+)
 @click.option("--ledger", type=FILE, help="Write the ledger of the run in DIR to OUT.csv or OUT.parquet.")
 @TOKEN
 @CA
 def export(
     source: str, out: Path | None, epoch: str, form: str | None, ledger: Path | None, token: str | None, ca: Path | None
 ) -> None:
-    """Write a model of a run to OUT (safetensors, or a torch state_dict), or its ledger."""
+    """Write a run's model, or its ledger, to a file.
+
+    OUT is a safetensors file or, with the ending .pt or .pth, a torch state_dict.
+    """
     if (out is None) == (ledger is None):
         raise InvalidValue("say where to: OUT.safetensors for a model, or --ledger OUT.csv for the ledger")
     if ledger is not None:
@@ -103,7 +117,10 @@ def export(
 @TOKEN
 @CA
 def readmit(server: str, worker: int, token: str | None, ca: Path | None) -> None:
-    """Lift the quarantine of a worker."""
+    """Lift the quarantine of a worker.
+
+    WORKER is its number in the run.
+    """
     from offbeat.cli.remote import call, url_of
 
     call(url_of(server), "POST", f"/v1/workers/{worker}/readmit", token, ca)

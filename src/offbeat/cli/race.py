@@ -1,4 +1,4 @@
-"""Owns `offbeat race`: the same devices, the same clock, once asynchronously and once in groups that wait."""
+"""Owns `offbeat race`: FedAsync and FedAvg on the same simulated devices, for the same virtual time."""
 
 import json
 from pathlib import Path

@@ -22,9 +22,10 @@ from offbeat.errors import OffbeatError
 @CA
 @JSON
 def report(folder: Path, out: Path | None, token: str | None, ca: Path | None, as_json: bool) -> None:
-    """Write what the run in DIR, or all runs under it, came to: one HTML file that opens offline.
+    """Write a report as one HTML file.
 
-    Without OUT.html it is DIR/report.html.
+    DIR is the folder of a run, or holds the folders of several. The file opens offline; without OUT.html it is
+    DIR/report.html.
     """
     from offbeat.report import report as write
     from offbeat.report.words import size
@@ -36,10 +37,10 @@ def report(folder: Path, out: Path | None, token: str | None, ca: Path | None, a
 
 
 def _trouble(folder: Path, token: str | None, ca: Path | None) -> str | None:
-    """What a run's server says is wrong, if one runs and answers: its folder does not tell that."""
+    """The trouble that a running server reports; the folder of the run does not record it."""
     from offbeat.cli.remote import WHERE, call, url_of
 
     if (folder / WHERE).is_file():
-        with suppress(OffbeatError):  # it was killed, or does not let us look: the files tell the rest
+        with suppress(OffbeatError):  # it was killed, or wants a token: the report is written without it
             return call(url_of(str(folder)), "GET", "/v1/status", token, ca).get("trouble") or None
     return None

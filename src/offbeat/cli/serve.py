@@ -1,4 +1,4 @@
-"""Owns `offbeat serve`: a server for one run, and on a terminal a line that shows how it goes."""
+"""Owns `offbeat serve`: a server for one run, and its status in one line on a terminal."""
 
 import asyncio
 import logging
@@ -81,7 +81,7 @@ def _table(settings_file: Path | None, known: set[str]) -> dict[str, Any]:
 
 
 def _ready(server: Any) -> "asyncio.Task[None]":
-    """Say where it is, then keep a line up to date where somebody looks."""
+    """Print where the server is; on a terminal, keep a line with its status up to date."""
     c, order = server.run.coordinator, server.order
     if c.t or c.leases:
         click.echo(f"Going on from epoch {c.t} with {len(c.leases)} tasks in flight.", err=True)
@@ -105,7 +105,6 @@ async def _show(server: Any) -> None:
 
 
 def line_of(status: Mapping[str, Any]) -> str:
-    """The status in one line."""
     metrics = "  ".join(f"{name} {float(value):.4g}" for name, value in status["metrics"].items())
     epochs = f"/{status['epochs']}" if status["epochs"] else ""
     parts = [
