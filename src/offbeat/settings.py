@@ -51,16 +51,12 @@ class Settings:
     alpha: float = _method(0.6, "Mixing hyperparameter, in (0, 1].")
     alpha_schedule: str = _method("constant", "constant, or step:T,F: alpha is multiplied by F from epoch T on.")
     staleness_fn: str = _method(
-        "polynomial:0.5", "Weight of a stale update: constant, polynomial:A, hinge:A,B or exponential:A."
+        "polynomial:0.5", "Weight by staleness: constant, polynomial:A, hinge:A,B, exponential:A."
     )
-    staleness_policy: str = _method(
-        "weigh", "weigh takes every update (the paper); reject and pace keep the staleness within staleness-max."
-    )
+    staleness_policy: str = _method("weigh", "weigh (the paper); reject or pace, which enforce staleness-max.")
     staleness_max: int | None = _method(None, "Largest staleness that reject and pace allow.")
     pace_wait_s: float = _method(60.0, "Under pace, a task that holds others back for longer than this is revoked.")
-    norm_max: float | None = _method(
-        None, "Largest step ||x_new - x_tau|| that is mixed in unchanged. [default: no limit]"
-    )
+    norm_max: float | None = _method(None, "Largest ||x_new - x_tau|| that is mixed unchanged. [default: no limit]")
     norm_median_max: float | None = _method(
         None, "The same limit as a multiple of the running median, after 50 updates. [default: no limit]"
     )
@@ -68,9 +64,7 @@ class Settings:
     bad_updates_max: int | None = _server(
         None, "Quarantine a worker after this many bad updates in a row. [default: 5; simulated: never]"
     )
-    scheduler: str = _method(
-        "random", "Which device is triggered next: random (the paper) or fair (least contribution first)."
-    )
+    scheduler: str = _method("random", "Order of devices: random (the paper) or fair (least contribution first).")
     trigger_every_s: float = _method(0.0, "Seconds between two triggers; 0 triggers as soon as there is room.")
     over_selection: float = _method(1.0, "fedavg: tasks started per group, as a multiple of K.")
     group_deadline_s: float | None = _method(
@@ -127,12 +121,8 @@ class Settings:
     batch_size: int | None = _task(None, "Samples per local iteration. [default: the task's]")
     local_passes: int | None = _task(None, "Passes over the device's data per task. [default: the task's]")
     local_iterations: int | None = _task(None, "Local iterations per task. [default: the task's]")
-    local_iterations_min: int | None = _task(
-        None, "Local iterations of the slowest device; goes with local-iterations-max."
-    )
-    local_iterations_max: int | None = _task(
-        None, "Local iterations of the fastest device; goes with local-iterations-min."
-    )
+    local_iterations_min: int | None = _task(None, "Local iterations of the slowest device; set min and max.")
+    local_iterations_max: int | None = _task(None, "Local iterations of the fastest device; set min and max.")
     partition: str = _task("iid", "Built-in tasks: how samples are dealt out to devices: iid, shards:S or dirichlet:A.")
     partition_sizes: str | None = _task(
         None, "Built-in tasks: how many samples a device has: linear:R or lognormal:S. [default: equally many]"

@@ -254,7 +254,7 @@ def _tensor(name: str, entry: Any) -> Tensor:
     if not isinstance(shape, list) or not all(_whole(number) for number in (*shape, begin, end)):
         raise BadPayload(f"{name!r} has a shape or data_offsets that are no whole numbers >= 0")
     if end - begin != prod(shape) * np.dtype(dtype).itemsize:
-        raise BadPayload(f"{name!r} has {end - begin} bytes, but not those that its shape {shape} of {dtype} needs")
+        raise BadPayload(f"{name!r} has {end - begin} bytes but its shape {shape} of {dtype} needs others")
     return Tensor(name, dtype, tuple(shape), begin, end)
 
 

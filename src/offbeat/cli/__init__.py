@@ -12,12 +12,9 @@ from typing import Any
 import click
 
 from offbeat.cli.bench import bench
-from offbeat.cli.browsing import ui
-from offbeat.cli.look import export, readmit, runs, status, verify
-from offbeat.cli.options import FILE, FOLDER, JSON, GroupedCommand, flags_of, place_options, settings_options
-from offbeat.cli.reporting import report
+from offbeat.cli.options import FILE, FOLDER, JSON, PLACES, TRACK, GroupedCommand, all_of, flags_of, settings_options
 from offbeat.cli.tokens import init, token
-from offbeat.cli.track import TRACK, track
+from offbeat.cli.viewing import export, readmit, report, runs, status, track, ui, verify
 from offbeat.cli.work import work
 from offbeat.errors import OffbeatError
 from offbeat.server.settings import ServerSettings
@@ -147,7 +144,7 @@ def serve(**options: Any) -> None:
 @main.command(cls=GroupedCommand, groups=dict.fromkeys(("on", "processes"), "execution"))
 @click.argument("spec", type=FILE)
 @click.option("--dir", "folder", type=FOLDER, help="Folder for the runs.  [default: runs/NAME-OF-SPEC]")
-@place_options
+@all_of(*PLACES)
 @JSON
 def compare(**options: Any) -> None:
     """Compare methods, settings and seeds.
@@ -179,7 +176,7 @@ def compare(**options: Any) -> None:
 @click.option(
     "--work", type=FOLDER, default=Path("runs/reproduce"), show_default=True, help="Folder for unfinished runs."
 )
-@place_options
+@all_of(*PLACES)
 @JSON
 def reproduce(**options: Any) -> None:
     """Reproduce a figure of the paper.

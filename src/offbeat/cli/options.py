@@ -1,19 +1,26 @@
 """Owns how settings become command-line flags: every field of `Settings` is one, with the same name, help and group."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import Field, fields
+from functools import reduce
 from pathlib import Path
-from types import UnionType
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import click
 
 from offbeat.errors import OffbeatError
 from offbeat.settings import DEPRECATED, GROUPS, Settings, read_toml
+from offbeat.task_arguments import parsed
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
+TRACK = click.option(
+    "--track",
+    multiple=True,
+    metavar="TRACKER",
+    help="Show the run in tensorboard:DIR or mlflow:URI, too; may be repeated.",
+)
 SERVER_TABLE = "server"
 """In a file of settings: those of the server itself."""
 PLACES = (
@@ -42,10 +49,11 @@ TASK_ARGS = click.option(
     multiple=True,
     metavar="NAME=VALUE",
     envvar="OFFBEAT_TASK_ARGS",
-    callback=lambda _ctx, _option, texts: _task_args(texts),
+    callback=lambda _ctx, _option, texts: parsed(texts) or None,
     help=Settings.__dataclass_fields__["task_args"].metadata["help"],
 )
 Command = TypeVar("Command", bound=Callable[..., Any])
+Option = Callable[[Any], Any]
 
 
 class GroupedCommand(click.Command):
@@ -69,13 +77,6 @@ class GroupedCommand(click.Command):
                     formatter.write_dl(records)
 
 
-def place_options(command: Command) -> Command:
-    """Give a command the flags that say where runs go."""
-    for option in reversed(PLACES):
-        command = option(command)
-    return command
-
-
 def settings_options(command: Command) -> Command:
     """Give a command a flag for every setting, and `--settings FILE.toml`."""
     option = click.option("--settings", "settings_file", type=FILE, help="Read settings from a TOML file; flags win.")
@@ -84,25 +85,29 @@ def settings_options(command: Command) -> Command:
 
 def flags_of(kind: type[Any]) -> Callable[[Command], Command]:
     """A flag, and a variable of the environment, for every field of a dataclass."""
-    return lambda command: _flagged(command, kind)
-
-
-def _flagged(command: Command, kind: type[Any]) -> Command:
     hints = get_type_hints(kind)
-    for setting in reversed(fields(kind)):
-        if setting.name == "task_args":
-            command = TASK_ARGS(command)
-            continue
-        command = click.option(
-            f"--{setting.name.replace('_', '-')}",
-            setting.name,
-            type=_plain(hints[setting.name]),
-            is_flag=hints[setting.name] is bool,
-            default=None,
-            envvar=f"OFFBEAT_{setting.name.upper()}",
-            help=_help(setting.metadata["help"], setting.default),
-        )(command)
-    return command
+    options = [TASK_ARGS if one.name == "task_args" else _flag(one, hints[one.name]) for one in fields(kind)]
+    return all_of(*options)
+
+
+def all_of(*options: Option) -> Callable[[Command], Command]:
+    """Give a command these options, in this order."""
+    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
+
+
+def _flag(setting: "Field[Any]", hint: Any) -> Option:
+    """A flag for a value of this type: `int` for `int | None`, text where a number or a text is allowed."""
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
+    default = "" if setting.default is None else f" [default: {setting.default}]"
+    return click.option(
+        f"--{setting.name.replace('_', '-')}",
+        setting.name,
+        type=str if str in kinds else kinds[0],
+        is_flag=hint is bool,
+        default=None,
+        envvar=f"OFFBEAT_{setting.name.upper()}",
+        help=setting.metadata["help"] + default,
+    )
 
 
 def settings_of(settings_file: Path | None, flags: dict[str, Any]) -> Settings:
@@ -130,19 +135,3 @@ def given(flags: dict[str, Any]) -> dict[str, Any]:
 
 def cannot_write_to(folder: Path, error: OSError) -> OffbeatError:
     return OffbeatError(f"cannot write to {folder}: {error.strerror}; choose another folder with --dir")
-
-
-def _task_args(texts: tuple[str, ...]) -> dict[str, Any] | None:
-    from offbeat.task_arguments import parsed
-
-    return parsed(texts) or None
-
-
-def _plain(hint: Any) -> Any:
-    """`int` for `int | None`; text where a number or a text is allowed."""
-    parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    return str if str in parts else next(part for part in parts if part is not type(None))
-
-
-def _help(text: str, default: Any) -> str:
-    return text if default is None else f"{text} [default: {default}]"

@@ -1,16 +1,18 @@
-"""Owns the commands that look at runs: status, runs, verify, export; and readmit, which steps in.
+"""Owns the commands that look at runs: runs, status, ui, report, verify, export, track; and readmit, which steps in.
 
 What each needs is imported when it runs.
 """
 
 import json
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 
 from offbeat.cli.options import FILE, FOLDER, JSON
-from offbeat.cli.progress import spinner
-from offbeat.errors import InvalidValue
+from offbeat.cli.progress import bar_of_runs, spinner
+from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
 
 TOKEN = click.option("--token", envvar="OFFBEAT_TOKEN", help="Token, where the server asks for one.")
 CA = click.option("--ca", type=FILE, envvar="OFFBEAT_CA", help="Trust servers with a certificate from this authority.")
@@ -50,6 +52,61 @@ def runs(folder: Path, as_json: bool) -> None:
         click.echo(f"No runs under {folder}.")
     else:
         table(found)
+
+
+@click.command()
+@click.argument("folder", type=FOLDER, default=Path("runs"))
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=7744, show_default=True, help="Port; 0 picks a free one."
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address of this machine to listen on.")
+def ui(folder: Path, port: int, host: str) -> None:
+    """Show and compare runs in a browser.
+
+    FOLDER is searched with all folders below it. Ctrl-C ends.
+    """
+    from offbeat.cli.standing import run_folders
+
+    try:
+        from offbeat.web.ui import serve
+    except ModuleNotFoundError as error:
+        raise MissingExtra(str(error.name), "web") from error
+
+    def ready(server: Any) -> None:
+        click.echo(f"Runs are shown at {server.url} (Ctrl-C ends)", err=True)
+
+    serve(folder, run_folders, host=host, port=port, ready=ready)
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=FOLDER)
+@click.argument("out", metavar="[OUT.html]", type=FILE, required=False)
+@TOKEN
+@CA
+@JSON
+def report(folder: Path, out: Path | None, token: str | None, ca: Path | None, as_json: bool) -> None:
+    """Write a report as one HTML file.
+
+    DIR is the folder of a run, or holds the folders of several. The file opens offline; without OUT.html it is
+    DIR/report.html.
+    """
+    from offbeat.report import report as write
+    from offbeat.report.words import size
+
+    with bar_of_runs("runs", transient=True) as tell:
+        path = write(folder, out, trouble=_trouble(folder, token, ca), tell=tell)
+    count = path.stat().st_size
+    click.echo(json.dumps({"path": str(path), "bytes": count}) if as_json else f"Wrote {path} ({size(count)})")
+
+
+def _trouble(folder: Path, token: str | None, ca: Path | None) -> str | None:
+    """The trouble that a running server reports; the folder of the run does not record it."""
+    from offbeat.cli.remote import WHERE, call, url_of
+
+    if (folder / WHERE).is_file():
+        with suppress(OffbeatError):  # it was killed, or wants a token: the report is written without it
+            return call(url_of(str(folder)), "GET", "/v1/status", token, ca).get("trouble") or None
+    return None
 
 
 @click.command()
@@ -125,3 +182,25 @@ def readmit(server: str, worker: int, token: str | None, ca: Path | None) -> Non
 
     call(url_of(server), "POST", f"/v1/workers/{worker}/readmit", token, ca)
     click.echo(f"Worker {worker} may go on.")
+
+
+@click.command()
+@click.argument("folder", type=FOLDER)
+@click.argument("trackers", nargs=-1, required=True)
+@click.option("--live", is_flag=True, help="Follow the run until it is finished.")
+def track(folder: Path, trackers: tuple[str, ...], live: bool) -> None:
+    """Show a run in TensorBoard or MLflow.
+
+    FOLDER is the run's. TRACKERS are tensorboard:DIR or mlflow:URI, such as mlflow:sqlite:///mlflow.db.
+    """
+    from offbeat.trackers.follower import follow, follow_live
+    from offbeat.trackers.sink import sink_of
+
+    with spinner("telling the trackers"):
+        sinks = [sink_of(tracker) for tracker in trackers]
+        finished = follow_live(folder, sinks) if live else follow(folder, sinks)
+    there, rest = (
+        "The trackers have the whole run.",
+        "The trackers have the run so far; run the same command again later.",
+    )
+    click.echo(there if finished else rest, err=True)
