@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from offbeat.cli.options import cannot_write_to
+from offbeat.cli.options import cannot_write_to, needs_extra
+from offbeat.cli.progress import plain_table
 from offbeat.cli.remote import call
-from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
+from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import as_decision
@@ -65,7 +67,9 @@ class DemoProcesses:
 
 
 def demo(folder: Path, *, as_json: bool) -> None:
-    _check_extras()
+    with needs_extra("demo"):
+        for package in ("aiohttp", "torch", "sklearn"):
+            import_module(package)
     _emptied(folder)
     begun = time.monotonic()
     click.echo(
@@ -81,14 +85,6 @@ def demo(folder: Path, *, as_json: bool) -> None:
     _print_results(facts)
     if as_json:
         click.echo(json.dumps({name: value for name, value in facts.items() if name != "devices"}))
-
-
-def _check_extras() -> None:
-    for package in ("aiohttp", "torch", "sklearn"):
-        try:
-            __import__(package)
-        except ModuleNotFoundError as error:
-            raise MissingExtra(str(error.name), "demo") from error
 
 
 def _emptied(folder: Path) -> None:
@@ -191,10 +187,8 @@ def _intervene(started: DemoProcesses, status: dict[str, Any], workers: list[dic
 
 def _live_table(status: dict[str, Any], workers: list[dict[str, Any]], started: DemoProcesses) -> Table:
     accuracy = float(status["metrics"].get("accuracy", 0.0))
-    table = Table(box=None, pad_edge=False)
-    table.title = f"epoch {status['t']}   accuracy {accuracy:.1%}   mean staleness {status['staleness_mean']:.1f}"
-    for heading in ("device", "a task takes", "state", "model of epoch", "weight so far"):
-        table.add_column(heading, justify="right")
+    title = f"epoch {status['t']}   accuracy {accuracy:.1%}   mean staleness {status['staleness_mean']:.1f}"
+    table = plain_table("device", "a task takes", "state", "model of epoch", "weight so far", left=(), title=title)
     for worker in sorted(workers, key=lambda worker: int(worker["device"])):
         device = int(worker["device"])
         killed = device == KILLED and started.killed_at is not None
@@ -241,9 +235,7 @@ def _facts(folder: Path, started: DemoProcesses, wall_s: float) -> dict[str, Any
 
 
 def _print_results(facts: dict[str, Any]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for heading in ("device", "a task takes", "updates", "staleness", "alpha_t", ""):
-        table.add_column(heading, justify="left" if not heading else "right")
+    table = plain_table("device", "a task takes", "updates", "staleness", "alpha_t", "", left=("",))
     for device, updates in sorted(facts["devices"].items()):
         count = max(1, len(updates))
         staleness, weight = (sum(update[i] for update in updates) / count for i in (0, 1))

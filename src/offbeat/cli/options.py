@@ -1,6 +1,7 @@
 """Owns how settings become command-line flags: every field of `Settings` is one, with the same name, help and group."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import Field, fields
 from functools import reduce
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import click
 
-from offbeat.errors import OffbeatError
+from offbeat.errors import MissingExtra, OffbeatError
 from offbeat.settings import DEPRECATED, GROUPS, Settings, read_toml
 from offbeat.task_arguments import parsed
 
@@ -131,6 +132,15 @@ def say_deprecated(settings: Mapping[str, Any]) -> None:
 def given(flags: dict[str, Any]) -> dict[str, Any]:
     """The flags that were set."""
     return {name: value for name, value in flags.items() if value is not None}
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Imports in this block that fail are one line that says which extra to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingExtra(str(error.name), extra) from error
 
 
 def cannot_write_to(folder: Path, error: OSError) -> OffbeatError:

@@ -6,12 +6,13 @@ Rules kept here:
 """
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ParamSpec
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
+    from rich.table import Table
 
     from offbeat.sim.run import Simulation
 
@@ -64,6 +65,16 @@ def _progress(*columns: "ProgressColumn", transient: bool = False) -> "Progress"
     console = Console(stderr=True)
     disable = not console.is_terminal
     return Progress(*columns, TimeElapsedColumn(), console=console, transient=transient, disable=disable)
+
+
+def plain_table(*headings: str, left: Collection[str], title: str | None = None) -> "Table":
+    """A table without lines; the columns in `left` are texts, the others numbers."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in left else "right")
+    return table
 
 
 @contextmanager

@@ -2,16 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from offbeat.cli.options import cannot_write_to
-from offbeat.cli.progress import bar_of_run
-from offbeat.errors import InvalidValue, MissingExtra
+from offbeat.cli.options import cannot_write_to, needs_extra
+from offbeat.cli.progress import bar_of_run, plain_table
+from offbeat.errors import InvalidValue
 from offbeat.settings import Settings
 from offbeat.sim.devices import device_model
 from offbeat.sim.run import Run, Simulation
@@ -24,7 +22,10 @@ CLOCK_MAX_S = 10_000.0
 def race(folder: Path, *, devices: int, in_flight_max: int, virtual_s: float, seed: int, as_json: bool) -> None:
     if not 1 <= virtual_s <= CLOCK_MAX_S:
         raise InvalidValue(f"virtual-s is {virtual_s:g} but must lie in 1..{CLOCK_MAX_S:g} seconds")
-    plots = _plots()
+    with needs_extra("demo"):
+        import torch  # noqa: F401 (imported here so that its absence is reported here)
+
+        from offbeat import plots
     common = Settings(
         devices=devices, in_flight_max=in_flight_max, device_model=DEVICE_MODEL, until_s=virtual_s, seed=seed
     )
@@ -45,17 +46,6 @@ def race(folder: Path, *, devices: int, in_flight_max: int, virtual_s: float, se
     if as_json:
         answer = {name: {**run.summary, "target_reached_s": _reached(run)} for name, run in runs.items()}
         click.echo(json.dumps({**answer["FedAsync"], "fedavg": answer["FedAvg"], "picture": str(picture)}))
-
-
-def _plots() -> Any:
-    """The module that draws; a package that the race needs and that is missing is named in one line."""
-    try:
-        import torch  # noqa: F401 (imported here so that its absence is reported here)
-
-        from offbeat import plots
-    except ModuleNotFoundError as error:
-        raise MissingExtra(str(error.name), "demo") from error
-    return plots
 
 
 def _writable(folder: Path) -> Path:
@@ -83,9 +73,8 @@ def _reached(run: Run) -> float | None:
 
 
 def _print_results(runs: dict[str, Run], virtual_s: float) -> None:
-    table = Table(box=None, pad_edge=False)
-    for heading in ("method", "accuracy", f"{TARGET:.0%} after", "epochs", "updates", "gradients", "mean staleness"):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
+    headings = ("method", "accuracy", f"{TARGET:.0%} after", "epochs", "updates", "gradients", "mean staleness")
+    table = plain_table(*headings, left=("method",))
     for name, run in runs.items():
         row, reached = run.summary, _reached(run)
         table.add_row(

@@ -8,9 +8,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from offbeat.cli.options import cannot_write_to
-from offbeat.cli.progress import INTERRUPTED, bar_of_runs, stopping
-from offbeat.errors import MissingExtra
+from offbeat.cli.options import cannot_write_to, needs_extra
+from offbeat.cli.progress import INTERRUPTED, bar_of_runs, plain_table, stopping
 from offbeat.report import curve_run, report_curves
 from offbeat.reproduce.curves import Results
 from offbeat.reproduce.paper import As
@@ -32,10 +31,8 @@ def reproduce(
     where = Place(**place)
     where.check(())
     folder = (folder or (CHECKOUT if CHECKOUT.is_dir() else ELSEWHERE)) / f"{scale}-{as_}"
-    try:
+    with needs_extra("demo"):
         from offbeat.reproduce import figures
-    except ModuleNotFoundError as error:
-        raise MissingExtra(str(error.name), "demo") from error
     results = Results(folder)
     try:
         results.folder.mkdir(parents=True, exist_ok=True)
@@ -75,9 +72,8 @@ def _ends(points: list[Point]) -> dict[str, float | None]:
 
 
 def _table(wanted: Target, ends: list[dict[str, object]]) -> Table:
-    table = Table(box=None, pad_edge=False, title=wanted.title, title_justify="left")
-    for heading in ("curve", wanted.metric, "best", "gradients", "seeds", "run for (s)"):
-        table.add_column(heading, justify="left" if heading == "curve" else "right")
+    headings = ("curve", wanted.metric, "best", "gradients", "seeds", "run for (s)")
+    table = plain_table(*headings, left=("curve",), title=wanted.title)
     for end in ends:
         table.add_row(
             str(end["label"]),

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from offbeat.cli.options import SERVER_TABLE, given, settings_of
+from offbeat.cli.options import SERVER_TABLE, given, needs_extra, settings_of
 from offbeat.cli.progress import spinner
-from offbeat.errors import InvalidValue, MissingExtra
+from offbeat.errors import InvalidValue
 from offbeat.settings import read_toml
 from offbeat.trackers.follower import Following
 
@@ -37,12 +37,10 @@ def serve(
     track: tuple[str, ...],
     **flags: Any,
 ) -> None:
-    try:
+    with needs_extra("serve"):
         from offbeat.server import life
         from offbeat.server.settings import Door, ServerSettings
         from offbeat.web.served import furnish
-    except ModuleNotFoundError as error:
-        raise MissingExtra(str(error.name), "serve") from error
     ours = {field.name for field in fields(ServerSettings)}
     of_run = {name: value for name, value in flags.items() if name not in ours}
     of_server = _table(settings_file, ours) | given({name: flags[name] for name in ours})

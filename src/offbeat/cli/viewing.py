@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from offbeat.cli.options import FILE, FOLDER, JSON
+from offbeat.cli.options import FILE, FOLDER, JSON, needs_extra
 from offbeat.cli.progress import bar_of_runs, spinner
-from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
+from offbeat.errors import InvalidValue, OffbeatError
 
 TOKEN = click.option("--token", envvar="OFFBEAT_TOKEN", help="Token, where the server asks for one.")
 CA = click.option("--ca", type=FILE, envvar="OFFBEAT_CA", help="Trust servers with a certificate from this authority.")
@@ -67,10 +67,8 @@ def ui(folder: Path, port: int, host: str) -> None:
     """
     from offbeat.cli.standing import run_folders
 
-    try:
+    with needs_extra("web"):
         from offbeat.web.ui import serve
-    except ModuleNotFoundError as error:
-        raise MissingExtra(str(error.name), "web") from error
 
     def ready(server: Any) -> None:
         click.echo(f"Runs are shown at {server.url} (Ctrl-C ends)", err=True)
