@@ -11,6 +11,7 @@ from offbeat.core.staleness import constant, exponential, hinge, polynomial
 from offbeat.errors import OffbeatError
 
 if TYPE_CHECKING:
+    from offbeat import devices, rules, staleness
     from offbeat.sim.api import simulate
     from offbeat.sim.compare import compare
     from offbeat.sim.run import Run
@@ -31,6 +32,7 @@ __all__ = [
     "compare",
     "constant",
     "delta",
+    "devices",
     "exponential",
     "export_ledger",
     "fedasync",
@@ -38,10 +40,13 @@ __all__ = [
     "fedbuff",
     "hinge",
     "polynomial",
+    "rules",
     "scaled_from",
     "simulate",
+    "staleness",
 ]
 
+_MODULES = ("devices", "flower", "rules", "staleness", "torch")
 _LATER = {
     "Run": "offbeat.sim.run",
     "Task": "offbeat.task",
@@ -54,8 +59,8 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """What needs numpy, torch or flower is imported when it is first used: `offbeat --help` needs none of them."""
-    if name in ("flower", "torch"):
+    """Imported when first used: these need numpy, torch or Flower, and `offbeat --help` must not wait for them."""
+    if name in _MODULES:
         return import_module(f"offbeat.{name}")
     if name in _LATER:
         return getattr(import_module(_LATER[name]), name)

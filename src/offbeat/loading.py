@@ -17,11 +17,12 @@ from typing import Any
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.settings import Settings
 from offbeat.task import Task
+from offbeat.task_arguments import task_arguments
 
 BUILT_IN = {name: (f"offbeat.tasks.{name}", name) for name in ("digits", "cifar10", "wikitext2")}
 DEFAULT_NAME = "task"
 DIGEST_LETTERS = 12
-OFFERED = ("devices", "partition", "partition_sizes", "seed", "width", "vocabulary", "test_max")
+OFFERED = ("devices", "partition", "partition_sizes", "seed", "width", "vocabulary", "test_max", "task_args")
 """Settings that a function which makes a task is given, if it takes them."""
 OVERRIDES = (
     *("gamma", "rho", "weight_decay", "batch_norm", "warm_up"),
@@ -84,8 +85,9 @@ def _made(spec: str, settings: Settings) -> Task:
     if not callable(found):
         raise InvalidValue(f"{spec}: {found!r} is neither a task nor a function that makes one")
     accepted = inspect.signature(found).parameters
-    _refuse_unused(spec, settings, taken=accepted)
-    arguments = {name: value for name in OFFERED if name in accepted and (value := getattr(settings, name)) is not None}
+    _refuse_unused(spec, settings, taken=(*accepted, "task_args"))
+    offered = {name: value for name in OFFERED if name in accepted and (value := getattr(settings, name)) is not None}
+    arguments = task_arguments(spec, found, settings, offered)
     task = partial(found, **arguments)()
     if not isinstance(task, Task):
         raise InvalidValue(f"{spec} made {task!r}, which is no task: it needs initial, train and evaluate")

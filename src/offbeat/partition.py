@@ -2,8 +2,8 @@
 
 Rules kept here:
 - A partition is a list of index arrays, one per device, each ascending: none is empty, no sample is lost or doubled.
-- How many samples a device holds (`sizes`) and which ones (`scheme`) are chosen apart, and any two go together.
-- One seed, one partition. What cannot be done is refused with what can: too many devices, an unknown scheme.
+- How many samples a device holds (`sizes`) and which ones (`scheme`) are independent; every combination works.
+- The same seed gives the same partition. Too many devices or an unknown scheme are refused with what is allowed.
 """
 
 import math
@@ -78,7 +78,7 @@ def _dealt(order: Indices, owners: Indices, lengths: Counts) -> list[Indices]:
 
 
 def _shards(sizes: Counts, pieces: int, rng: np.random.Generator) -> tuple[Indices, Counts]:
-    """Every device's samples cut into pieces, and all pieces in a random order."""
+    """Cut the samples of every device into `pieces` pieces, and put all pieces in a random order."""
     owners, which = np.divmod(rng.permutation(len(sizes) * pieces), pieces)
     return owners, sizes[owners] // pieces + (which < sizes[owners] % pieces)
 
@@ -103,7 +103,7 @@ def _fitted(table: Shares, counts: Counts, sizes: Counts) -> Shares:
 
 
 def _whole(table: Shares, counts: Counts, sizes: Counts, rng: np.random.Generator) -> Counts:
-    """Round down, and pair what devices still lack with what labels still have, at random."""
+    """Round down; then give devices that lack samples the samples that are left, at random."""
     whole = np.floor(table + ROUNDING).astype(np.int64)
     lack = np.repeat(np.arange(len(sizes)), sizes - whole.sum(axis=1))
     left = np.repeat(np.arange(len(counts)), counts - whole.sum(axis=0))

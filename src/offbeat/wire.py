@@ -45,7 +45,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class BadPayload(InvalidValue):
-    """These bytes are no model, or not one of this layout."""
+    """The bytes are not a model, or the model has another layout."""
 
 
 class Tensor(NamedTuple):
@@ -89,7 +89,7 @@ def header_of(layout: Layout, metadata: Mapping[str, str] | None = None) -> byte
 
 
 def tensors_of(layout: Layout) -> tuple[Tensor, ...]:
-    """The arrays of a layout in the order of the flat vector, then what is carried."""
+    """The arrays of a layout in the order of the flat vector, then those that are carried beside it."""
     found, at = [], 0
     for slot in layout.slots:
         found.append(Tensor(slot.name, "<f4", slot.shape, at, at + 4 * slot.size))
@@ -159,7 +159,7 @@ def unpack(data: bytes | memoryview, layout: Layout) -> Model:
 
 
 def carried_of(header: Header, data: memoryview, layout: Layout) -> dict[str, Array]:
-    """Copies of what is carried beside the vector."""
+    """Copies of the arrays that are carried beside the vector."""
     there, body = {tensor.name: tensor for tensor in header.tensors}, data[header.length :]
     carried: dict[str, Array] = {}
     for tensor in tensors_of(layout)[len(layout.slots) :]:
@@ -193,7 +193,7 @@ def mapped(path: Path, layout: Layout) -> Model:
     """The model in a file, read-only; mapped where the body is the flat vector, which takes no memory of ours."""
     try:
         with path.open("rb") as file:
-            view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # goes when nobody uses it any more
+            view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # unmapped when its last user is gone
     except (FileNotFoundError, ValueError) as error:
         raise BadPayload(f"{path} is missing or empty: {error}") from error
     whole = memoryview(view)
@@ -205,14 +205,14 @@ def mapped(path: Path, layout: Layout) -> Model:
 
 
 def unload(vectors: Iterable[Vector]) -> None:
-    """Give back the memory that large mapped ones took while they were read; whoever reads on gets it from the file."""
+    """Give back the memory that reading large mapped vectors took; later reads take them from the file again."""
     for vector in vectors:
         source = getattr(vector.base, "obj", None)
         if isinstance(source, mmap.mmap) and len(source) >= UNLOADED_MIN:
             source.madvise(mmap.MADV_DONTNEED)
 
 
-# --- reading what strangers wrote ------------------------------------------------------------------------------------
+# --- reading files of unknown origin ----------------------------------------------------------------------------------
 
 
 def _parsed(text: bytes, length: int) -> Header:
@@ -233,7 +233,7 @@ def _parsed(text: bytes, length: int) -> Header:
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For JSON: no name stands twice in an object."""
+    """A JSON object from its pairs; refused where a name stands twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name stands twice in it")

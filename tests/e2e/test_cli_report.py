@@ -22,7 +22,7 @@ from tests.simulation.quadratic import Quadratic
 from tests.unit.html_page import Page
 
 from offbeat.cli import Commands
-from offbeat.cli.report import report
+from offbeat.cli.viewing import report
 from offbeat.settings import Settings
 from offbeat.sim.compare import compare
 from offbeat.sim.run import Simulation

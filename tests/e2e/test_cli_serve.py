@@ -190,3 +190,30 @@ def test_a_run_starts_from_a_model_of_the_users(home: Path) -> None:
     assert load_file(home / "x_0.safetensors")["x"].tolist() == [3.0] * 6
     again = offbeat("serve", "line.py", "--dir", "run", "--init", "first.safetensors", cwd=home)
     assert (again.returncode, "--init is for a new one" in again.stderr) == (2, True)
+
+
+def test_task_arguments_reach_the_server_and_its_workers(home: Path) -> None:
+    """The server says the step, the device adds its own; a restart with another step is refused."""
+    made = TASK.replace("task = Line()\n", "")
+    made += (
+        "\n\ndef make(step: float = 1.0, folder: str = 'none', devices: int = 8):\n"
+        "    class Stepping(Line):\n"
+        "        def train(self, model, work):\n"
+        "            model['x'][:] += step if folder == 'mine' else -step\n"
+        "            return Trained(samples=1, gradients=1)\n"
+        "    return Stepping()\n"
+    )
+    for place in (home, home.parent / "device"):
+        (place / "line.py").write_text(made)
+    end = ("--epochs", "3", "--exit-when-finished", "--alpha", "1", "--staleness-fn", "constant")
+    with server("line.py:make", "--task-arg", "step=2", *end, cwd=home) as (url, process):
+        worker = ("work", "line.py:make", "--server", url, "--dir", "out", "--task-arg", "folder=mine")
+        done = offbeat(*worker, cwd=home.parent / "device")
+        assert done.returncode == 0, done.stderr
+        process.wait(PATIENCE_S)
+    recorded = json.loads((home / "run" / "settings.json").read_text())
+    assert recorded["task_args"] == {"step": 2}
+    assert load_file(home / "run" / "x.safetensors")["x"].tolist() == [6.0] * 6
+    again = offbeat("serve", "line.py:make", "--task-arg", "step=3", *end, "--dir", "run", "--port", "0", cwd=home)
+    assert again.returncode == 2
+    assert 'task_args is {"step": 2} there and {"step": 3} here' in again.stderr

@@ -126,7 +126,7 @@ def test_a_comparison_on_ray_gives_the_table_that_it_gives_here(
     nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the command gives it, but without pictures, which take longer than the runs."""
-    command = import_module("offbeat.cli.compare")
+    command = import_module("offbeat.cli.simulating")
     monkeypatch.setattr(command, "run_comparison", lambda *a, **b: compare(*a, **{**b, "pictures": False}))
     monkeypatch.setattr(command, "_draw", lambda *_: None)
     spec = tmp_path / "spec.toml"

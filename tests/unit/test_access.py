@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.cli import Commands
-from offbeat.cli.access import init, token
+from offbeat.cli.tokens import init, token
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.server import access
 from offbeat.server.access import Right, Role, TokenBook, bearer, check_name, write_private

@@ -12,6 +12,8 @@ import pytest
 import offbeat
 from offbeat import errors
 from offbeat.core.layout import Array, Model
+from offbeat.settings import Settings
+from offbeat.sim.devices import device_model
 from offbeat.task import Trained, Work, solve, start
 
 HEAVY = ("torch", "numba", "matplotlib", "sklearn", "numpy", "importlib.metadata")
@@ -35,6 +37,29 @@ def test_the_papers_words_are_at_the_top() -> None:
     words = {"constant", "polynomial", "hinge", "exponential", "fedasync", "fedbuff", "Task", "OffbeatError"}
     assert words <= set(offbeat.__all__)
     assert offbeat.__version__
+
+
+def test_rules_staleness_functions_and_devices_have_namespaces() -> None:
+    assert offbeat.rules.fedasync is offbeat.fedasync
+    assert offbeat.staleness.hinge is offbeat.hinge
+    assert offbeat.devices.lognormal(0.5) == Settings().device_model
+    for module in (offbeat.rules, offbeat.staleness):
+        for name in module.__all__:
+            assert getattr(offbeat, name) is getattr(module, name)
+    program = "import offbeat.rules, offbeat.staleness, offbeat.devices; print(offbeat.devices.uniform(1, 2))"
+    assert run(program) == "uniform:1,2"
+
+
+def test_every_device_model_has_a_function_and_a_wrong_one_is_refused() -> None:
+    d = offbeat.devices
+    made = (d.constant(2), d.lognormal(1, factor=30), d.exponential(), d.uniform(0.5, 1), d.pareto(2), d.sampled(4))
+    assert made == ("constant:2", "30*lognormal:1", "exponential:1", "uniform:0.5,1", "pareto:2", "sampled:4")
+    for spec in made[:-1]:
+        assert device_model(spec, 0).compute_s(0, 0) > 0
+    assert d.trace("phones.json") == "trace:phones.json"
+    for wrong, numbers in ((d.lognormal, (-1,)), (d.uniform, (2, 1)), (d.pareto, (0,)), (d.sampled, (0,))):
+        with pytest.raises(offbeat.OffbeatError, match=r"use a number|whole number >= 1"):
+            wrong(*numbers)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

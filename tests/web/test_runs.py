@@ -124,7 +124,7 @@ def test_it_is_for_this_machine_only(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command(folder: Path) -> None:
-    command = [sys.executable, "-c", "from offbeat.cli.ui import ui; ui()", str(folder), "--port", "0"]
+    command = [sys.executable, "-c", "from offbeat.cli.viewing import ui; ui()", str(folder), "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         line = process.stderr.readline()

@@ -5,167 +5,187 @@ Rules kept here:
 - What a command needs is imported when it runs: `offbeat --help` answers at once.
 """
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
-from offbeat.cli.access import init, token
-from offbeat.cli.look import export, readmit, runs, status, verify
-from offbeat.cli.options import FILE, FOLDER, JSON, flags_of, place_options, settings_of, settings_options
-from offbeat.cli.report import report
-from offbeat.cli.track import TRACK, track
-from offbeat.cli.ui import ui
+from offbeat.cli.options import FILE, FOLDER, JSON, PLACES, TRACK, GroupedCommand, all_of, flags_of, settings_options
+from offbeat.cli.tokens import init, token
+from offbeat.cli.viewing import export, readmit, report, runs, status, track, ui, verify
 from offbeat.cli.work import work
 from offbeat.errors import OffbeatError
+from offbeat.server.settings import ServerSettings
+
+SECTIONS = {
+    "Try it": ("demo", "race"),
+    "Simulate": ("simulate", "compare", "reproduce"),
+    "Serve": ("serve", "work", "init", "token", "readmit"),
+    "Look at runs": ("runs", "status", "ui", "report", "verify", "export", "track"),
+}
+"""The commands as the help lists them; any other comes last."""
 
 
-class Refused(click.ClickException):
-    """A mistake of the user's."""
+class UserMistake(click.ClickException):
+    """Ends the command with one line and exit status 2."""
 
     exit_code = 2
 
 
 class Commands(click.Group):
-    """Turns every error of Offbeat's own into one line and exit status 2."""
+    """Lists commands by subject, and turns every error of Offbeat's own into one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except OffbeatError as error:
-            raise Refused(str(error)) from error
+            raise UserMistake(str(error)) from error
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        listed = [name for names in SECTIONS.values() for name in names]
+        width = formatter.width - max(map(len, self.commands)) - 6
+        for title, names in {**SECTIONS, "More": [name for name in self.commands if name not in listed]}.items():
+            rows = [(name, self.commands[name].get_short_help_str(width)) for name in names if name in self.commands]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="offbeat")
 def main() -> None:
-    """Trains one model across many devices that answer whenever they can."""
+    """Train one model across many devices that answer whenever they can."""
 
 
 @main.command()
-@click.option("--dir", "folder", type=FOLDER, default=Path("runs/demo"), show_default=True, help="For the run.")
+@click.option("--dir", "folder", type=FOLDER, default=Path("runs/demo"), show_default=True, help="Folder for the run.")
 @JSON
-def demo(folder: Path, as_json: bool) -> None:
-    """Train handwritten digits with a real server and six real workers, one of them killed on the way."""
+def demo(**options: Any) -> None:
+    """Train with a real server and six real workers.
+
+    They learn handwritten digits on this machine. One worker is killed on the way, and one joins late.
+    """
     from offbeat.cli.demo import demo as run
 
-    run(folder, as_json=as_json)
+    run(**options)
 
 
 @main.command()
-@click.option("--dir", "folder", type=FOLDER, default=Path("runs/race"), show_default=True, help="For the picture.")
-@click.option("--devices", default=100, show_default=True, help="How many devices share the data.")
-@click.option("--in-flight-max", default=20, show_default=True, help="How many of them work at a time.")
+@click.option(
+    "--dir", "folder", type=FOLDER, default=Path("runs/race"), show_default=True, help="Folder for the picture."
+)
+@click.option("--devices", default=100, show_default=True, help="Number of devices that share the data.")
+@click.option("--in-flight-max", default=20, show_default=True, help="Most tasks in flight at a time.")
 @click.option("--virtual-s", default=120.0, show_default=True, help="Length of the race on the virtual clock, seconds.")
-@click.option("--seed", default=1, show_default=True, help="One seed, one run.")
+@click.option("--seed", default=1, show_default=True, help="The same seed gives the same race.")
 @JSON
-def race(folder: Path, devices: int, in_flight_max: int, virtual_s: float, seed: int, as_json: bool) -> None:
-    """Race FedAsync against synchronous averaging on handwritten digits."""
+def race(**options: Any) -> None:
+    """Race FedAsync against synchronous averaging.
+
+    Both train handwritten digits on the same simulated devices, for the same time on the virtual clock.
+    """
     from offbeat.cli.race import race as run
 
-    run(folder, devices=devices, in_flight_max=in_flight_max, virtual_s=virtual_s, seed=seed, as_json=as_json)
+    run(**options)
 
 
-@main.command()
+@main.command(cls=GroupedCommand)
 @click.argument("task")
-@click.option("--dir", "folder", type=FOLDER, help="Keep the run here; an interrupted one goes on.")
+@click.option("--dir", "folder", type=FOLDER, help="Keep the run in this folder; an interrupted run is resumed.")
 @TRACK
 @JSON
 @settings_options
-def simulate(
-    task: str, folder: Path | None, track: tuple[str, ...], as_json: bool, settings_file: Path | None, **flags: Any
-) -> None:
-    """Simulate TASK under a virtual clock: digits, cifar10, wikitext2, or path.py[:name]."""
-    from offbeat.cli.simulate import simulate as run
+def simulate(**options: Any) -> None:
+    """Simulate a task under a virtual clock.
 
-    run(task, settings_of(settings_file, flags), folder, as_json=as_json, track=track)
+    TASK is digits, cifar10, wikitext2, or path.py[:name].
+    """
+    from offbeat.cli.simulating import simulate as run
 
-
-def _server_flags(command: Any) -> Any:
-    """The flags of the server's own settings, which are light to import."""
-    from offbeat.server.settings import ServerSettings
-
-    return flags_of(ServerSettings)(command)
+    run(**options)
 
 
-@main.command()
+@main.command(
+    cls=GroupedCommand,
+    groups={
+        **dict.fromkeys(("access", "insecure", *(setting.name for setting in fields(ServerSettings))), "server"),
+        "exit_when_finished": "end",
+        "evaluation_threads": "evaluation",
+    },
+)
 @click.argument("task")
-@click.option("--dir", "folder", type=FOLDER, help="Of the run; one that is there goes on.  [default: runs/serve-TASK]")
-@click.option("--access", type=FOLDER, help="Certificates and tokens, as `offbeat init` made them: TLS is on.")
-@click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS and tokens.")
+@click.option(
+    "--dir",
+    "folder",
+    type=FOLDER,
+    help="Folder of the run; a run that is there is resumed.  [default: runs/serve-TASK]",
+)
+@click.option("--access", type=FOLDER, help="Folder that `offbeat init` made: turns on TLS and tokens.")
+@click.option("--insecure", is_flag=True, help="Allow other machines to connect without TLS and tokens.")
 @click.option("--init", "x_0", type=FILE, help="Start a new run from this model (safetensors).")
-@click.option("--drop-damaged", is_flag=True, help="Go on without acknowledged updates whose files are damaged.")
-@click.option("--exit-when-finished", is_flag=True, help="End after the last epoch instead of going on answering.")
+@click.option("--drop-damaged", is_flag=True, help="Resume without acknowledged updates whose files are damaged.")
+@click.option("--exit-when-finished", is_flag=True, help="Exit after the last epoch instead of serving the result.")
 @click.option("--log-events", metavar="FILE", help="Log every event as a line of JSON; - is standard error.")
 @TRACK
-@_server_flags
+@flags_of(ServerSettings)
 @settings_options
-def serve(
-    task: str,
-    folder: Path | None,
-    access: Path | None,
-    insecure: bool,
-    x_0: Path | None,
-    drop_damaged: bool,
-    exit_when_finished: bool,
-    log_events: str | None,
-    track: tuple[str, ...],
-    settings_file: Path | None,
-    **flags: Any,
-) -> None:
-    """Serve TASK to workers: digits, cifar10, wikitext2, or path.py[:name]; an interrupted run goes on."""
+def serve(**options: Any) -> None:
+    """Serve a task to workers.
+
+    TASK is digits, cifar10, wikitext2, or path.py[:name]. An interrupted run is resumed.
+    """
     from offbeat.cli.serve import serve as run
 
-    run(
-        task,
-        folder,
-        settings_file,
-        flags,
-        access=access,
-        insecure=insecure,
-        x_0=x_0,
-        drop_damaged=drop_damaged,
-        exit_when_finished=exit_when_finished,
-        log_events=log_events,
-        track=track,
-    )
+    run(**options)
 
 
-@main.command()
-@click.argument("spec", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--dir", "folder", type=FOLDER, help="Where the runs go.  [default: runs/NAME-OF-SPEC]")
-@place_options
+@main.command(cls=GroupedCommand, groups=dict.fromkeys(("on", "processes"), "execution"))
+@click.argument("spec", type=FILE)
+@click.option("--dir", "folder", type=FOLDER, help="Folder for the runs.  [default: runs/NAME-OF-SPEC]")
+@all_of(*PLACES)
 @JSON
-def compare(spec: Path, folder: Path | None, as_json: bool, **place: Any) -> None:
-    """Compare methods, settings and seeds as SPEC (a TOML file) says; goes on where it was interrupted."""
-    from offbeat.cli.compare import compare as run
-    from offbeat.sim.places import Place
+def compare(**options: Any) -> None:
+    """Compare methods, settings and seeds.
 
-    run(spec, folder or Path("runs") / spec.stem, place=Place(**place), as_json=as_json)
+    SPEC is a TOML file that names them; docs/simulation.md describes it. An interrupted comparison is resumed.
+    """
+    from offbeat.cli.simulating import compare as run
+
+    run(**options)
 
 
-@main.command()
+@main.command(cls=GroupedCommand, groups=dict.fromkeys(("on", "processes"), "execution"))
 @click.argument("target")
 @click.option(
-    "--as", "as_", type=click.Choice(["text", "authors"]), default="text", show_default=True, help="Whose way."
+    "--as",
+    "as_",
+    type=click.Choice(["text", "authors"]),
+    default="text",
+    show_default=True,
+    help="Follow the paper's text, or its authors' code.",
 )
-@click.option("--scale", default="laptop", show_default=True, help="smoke, laptop or paper.")
+@click.option("--scale", default="laptop", show_default=True, help="Size of the experiment: smoke, laptop or paper.")
 @click.option(
-    "--dir", "folder", type=FOLDER, help="For the results.  [default: docs/reproduction, else runs/reproduction]"
+    "--dir",
+    "folder",
+    type=FOLDER,
+    help="Folder for the results.  [default: docs/reproduction, else runs/reproduction]",
 )
-@click.option("--work", type=FOLDER, default=Path("runs/reproduce"), show_default=True, help="For unfinished runs.")
-@place_options
+@click.option(
+    "--work", type=FOLDER, default=Path("runs/reproduce"), show_default=True, help="Folder for unfinished runs."
+)
+@all_of(*PLACES)
 @JSON
-def reproduce(target: str, as_: Any, scale: str, folder: Path | None, work: Path, as_json: bool, **place: Any) -> None:
+def reproduce(**options: Any) -> None:
     """Reproduce a figure of the paper.
 
-    TARGET is cifar-k4, cifar-k16, wikitext-k4, wikitext-k16, staleness or sensitivity; or, which the paper does not
-    have, skewed, clock or cifar-partial. What has a result with the same settings is not run again.
+    TARGET is cifar-k4, cifar-k16, wikitext-k4, wikitext-k16, staleness or sensitivity; or, beyond the paper, skewed,
+    clock or cifar-partial. A curve that has a result with the same settings is not run again.
     """
     from offbeat.cli.reproduce import reproduce as run
-    from offbeat.sim.places import Place
 
-    run(target, scale=scale, as_=as_, folder=folder, work=work, place=Place(**place), as_json=as_json)
+    run(**options)
 
 
 for command in (status, runs, ui, report, verify, export, track, readmit, init, token, work):

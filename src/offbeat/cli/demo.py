@@ -1,7 +1,7 @@
-"""Owns `offbeat demo`: a real server and six real workers on this machine, one of them killed, one of them late.
+"""Owns `offbeat demo`: a server and six workers on this machine; one worker is killed, and one joins late.
 
 Rules kept here:
-- Nothing is acted: they are the processes that `offbeat serve` and `offbeat work` start, and they speak HTTP.
+- Nothing is simulated: the processes are those that `offbeat serve` and `offbeat work` start, and they speak HTTP.
 - Every process that was started is ended, however the demo ends.
 """
 
@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +23,27 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from offbeat.cli.options import cannot_write_to, needs_extra
+from offbeat.cli.progress import plain_table
 from offbeat.cli.remote import call
-from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
+from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import as_decision
 from offbeat.storage.run_folder import LEDGER, SUMMARY
 
 AT_LEAST_S = (0.2, 0.3, 0.45, 0.7, 1.0, 1.5)
-"""What a task takes on each device: the slowest is more than seven times as slow as the fastest."""
+"""Seconds that a task takes at least on each device: the slowest is over seven times as slow as the fastest."""
 KILLED, LATE = 4, 5
 LATE_AT, KILLED_AT = 25, 50
-"""Epochs at which the late worker comes, and after which the other is killed while it works."""
+"""Epochs from which on the late worker is started, and the other worker is killed during a training."""
 TARGET = 0.95
 LOOK_S = 0.2
 START_S, RUN_S, END_S = 60.0, 120.0, 20.0
 
 
 @dataclass
-class Cast:
+class DemoProcesses:
     """The processes of the demo."""
 
     folder: Path
@@ -50,7 +53,6 @@ class Cast:
     killed_at: int | None = None
 
     def start_worker(self, device: int) -> None:
-        """One more."""
         at_least = str(AT_LEAST_S[device])
         options = ("--server", self.url, "--device", str(device), "--name", f"device-{device}", "--threads", "1")
         folder = ("--dir", str(self.folder / f"worker-{device}"))
@@ -59,14 +61,15 @@ class Cast:
         )
 
     def kill_worker(self, t: int) -> None:
-        """As a power cut would."""
+        """End the worker without warning, as a power cut does."""
         self.workers[KILLED].send_signal(signal.SIGKILL)
         self.killed_at = t
 
 
 def demo(folder: Path, *, as_json: bool) -> None:
-    """Train digits to 95 % on a real server."""
-    _check_extras()
+    with needs_extra("demo"):
+        for package in ("aiohttp", "torch", "sklearn"):
+            import_module(package)
     _emptied(folder)
     begun = time.monotonic()
     click.echo(
@@ -74,26 +77,18 @@ def demo(folder: Path, *, as_json: bool) -> None:
         f"{AT_LEAST_S[-1]} s on the slowest.\nOne worker is killed on the way, one joins late; "
         f"training ends at {TARGET:.0%} test accuracy."
     )
-    with _cast(folder) as cast:
-        click.echo(f"Watch it: {cast.url}")
-        _play(cast)
-        _applause(cast)
-    facts = _facts(folder, cast, time.monotonic() - begun)
-    _tell(facts)
+    with _processes(folder) as started:
+        click.echo(f"Watch it: {started.url}")
+        _train(started)
+        _wait_for_exits(started)
+    facts = _facts(folder, started, time.monotonic() - begun)
+    _print_results(facts)
     if as_json:
         click.echo(json.dumps({name: value for name, value in facts.items() if name != "devices"}))
 
 
-def _check_extras() -> None:
-    for package in ("aiohttp", "torch", "sklearn"):
-        try:
-            __import__(package)
-        except ModuleNotFoundError as error:
-            raise MissingExtra(str(error.name), "demo") from error
-
-
 def _emptied(folder: Path) -> None:
-    """A demo of before makes room; anything else is left alone."""
+    """Remove the files of an earlier demo; a folder with other files is refused."""
     try:
         if folder.exists() and any(folder.iterdir()):
             if not (folder / "run" / "settings.json").is_file():
@@ -101,7 +96,7 @@ def _emptied(folder: Path) -> None:
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OffbeatError(f"cannot write to {folder}: {error.strerror}; choose another folder with --dir") from error
+        raise cannot_write_to(folder, error) from error
 
 
 # --- processes -------------------------------------------------------------------------------------------------------
@@ -113,7 +108,7 @@ def _offbeat(log: Path, *arguments: str) -> "subprocess.Popen[bytes]":
 
 
 @contextmanager
-def _cast(folder: Path) -> Iterator[Cast]:
+def _processes(folder: Path) -> Iterator[DemoProcesses]:
     run = folder / "run"
     server = _offbeat(
         folder / "server.log",
@@ -121,12 +116,12 @@ def _cast(folder: Path) -> Iterator[Cast]:
         *("--local-passes", "1", "--target", f"accuracy>={TARGET}", "--evaluate-every", "5", "--epochs", "2000"),
         *("--lease-s", "6", "--keep-updates", "all", "--exit-when-finished"),
     )
-    cast = Cast(folder, server, "")
+    started = DemoProcesses(folder, server, "")
     try:
-        cast.url = _url(server, run / "server.json", folder / "server.log")
-        yield cast
+        started.url = _url(server, run / "server.json", folder / "server.log")
+        yield started
     finally:
-        _end([*cast.workers.values(), server])
+        _end([*started.workers.values(), server])
 
 
 def _url(server: "subprocess.Popen[bytes]", where: Path, log: Path) -> str:
@@ -151,75 +146,73 @@ def _end(processes: "list[subprocess.Popen[bytes]]") -> None:
             process.wait()
 
 
-# --- the play --------------------------------------------------------------------------------------------------------
+# --- the course of the demo -------------------------------------------------------------------------------------------
 
 
-def _play(cast: Cast) -> None:
+def _train(started: DemoProcesses) -> None:
     for device in range(len(AT_LEAST_S)):
         if device != LATE:
-            cast.start_worker(device)
+            started.start_worker(device)
     console = Console(stderr=True)
     until = time.monotonic() + RUN_S
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        while cast.server.poll() is None and time.monotonic() < until:
-            status, workers = _seen(cast)
+        while started.server.poll() is None and time.monotonic() < until:
+            status, workers = _status_and_workers(started)
             if status is not None:
-                _act(cast, status, workers)
+                _intervene(started, status, workers)
                 if console.is_terminal:
-                    live.update(_picture(status, workers, cast), refresh=True)
+                    live.update(_live_table(status, workers, started), refresh=True)
                 if status["finished"]:
                     return
             with suppress(subprocess.TimeoutExpired):
-                cast.server.wait(LOOK_S)
+                started.server.wait(LOOK_S)
 
 
-def _seen(cast: Cast) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+def _status_and_workers(started: DemoProcesses) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     try:
-        status = call(cast.url, "GET", "/v1/status", None, None)
-        return status, call(cast.url, "GET", "/v1/workers", None, None)["workers"]
+        status = call(started.url, "GET", "/v1/status", None, None)
+        return status, call(started.url, "GET", "/v1/workers", None, None)["workers"]
     except OffbeatError:
         return None, []
 
 
-def _act(cast: Cast, status: dict[str, Any], workers: list[dict[str, Any]]) -> None:
-    """The late one comes, and the unlucky one goes while it works."""
-    if status["t"] >= LATE_AT and LATE not in cast.workers:
-        cast.start_worker(LATE)
+def _intervene(started: DemoProcesses, status: dict[str, Any], workers: list[dict[str, Any]]) -> None:
+    """Start the late worker, and kill the other one while it trains, when their epochs have come."""
+    if status["t"] >= LATE_AT and LATE not in started.workers:
+        started.start_worker(LATE)
     working = {worker["device"] for worker in workers if worker["state"] == "working"}
-    if status["t"] >= KILLED_AT and cast.killed_at is None and KILLED in working:
-        cast.kill_worker(status["t"])
+    if status["t"] >= KILLED_AT and started.killed_at is None and KILLED in working:
+        started.kill_worker(status["t"])
 
 
-def _picture(status: dict[str, Any], workers: list[dict[str, Any]], cast: Cast) -> Table:
+def _live_table(status: dict[str, Any], workers: list[dict[str, Any]], started: DemoProcesses) -> Table:
     accuracy = float(status["metrics"].get("accuracy", 0.0))
-    table = Table(box=None, pad_edge=False)
-    table.title = f"epoch {status['t']}   accuracy {accuracy:.1%}   mean staleness {status['staleness_mean']:.1f}"
-    for heading in ("device", "a task takes", "state", "model of epoch", "weight so far"):
-        table.add_column(heading, justify="right")
+    title = f"epoch {status['t']}   accuracy {accuracy:.1%}   mean staleness {status['staleness_mean']:.1f}"
+    table = plain_table("device", "a task takes", "state", "model of epoch", "weight so far", left=(), title=title)
     for worker in sorted(workers, key=lambda worker: int(worker["device"])):
         device = int(worker["device"])
-        killed = device == KILLED and cast.killed_at is not None
+        killed = device == KILLED and started.killed_at is not None
         tau = "" if worker["tau"] is None else str(worker["tau"])
         state = "killed" if killed else worker["state"]
         table.add_row(str(device), f"{AT_LEAST_S[device]:g} s", state, tau, f"{worker['mass']:.1f}")
     return table
 
 
-def _applause(cast: Cast) -> None:
-    """Workers hear that the run is finished, and go home."""
-    for process in (cast.server, *cast.workers.values()):
+def _wait_for_exits(started: DemoProcesses) -> None:
+    """Wait until the server and the workers have exited by themselves."""
+    for process in (started.server, *started.workers.values()):
         with suppress(subprocess.TimeoutExpired):
             process.wait(END_S)
-    if not (cast.folder / "run" / SUMMARY).is_file():
-        raise OffbeatError(f"the demo did not finish in {RUN_S:g} s; look at {cast.folder / 'server.log'}")
+    if not (started.folder / "run" / SUMMARY).is_file():
+        raise OffbeatError(f"the demo did not finish in {RUN_S:g} s; look at {started.folder / 'server.log'}")
 
 
 # --- afterwards ------------------------------------------------------------------------------------------------------
 
 
-def _facts(folder: Path, cast: Cast, wall_s: float) -> dict[str, Any]:
+def _facts(folder: Path, started: DemoProcesses, wall_s: float) -> dict[str, Any]:
     summary = read_json(folder / "run" / SUMMARY)
-    per_device: dict[int, list[tuple[int, float]]] = {device: [] for device in cast.workers}
+    per_device: dict[int, list[tuple[int, float]]] = {device: [] for device in started.workers}
     with Ledger.open(folder / "run" / LEDGER, read_only=True) as ledger:
         for decision in map(as_decision, ledger.rows("decided")):
             if decision.mix is not None:
@@ -228,9 +221,9 @@ def _facts(folder: Path, cast: Cast, wall_s: float) -> dict[str, Any]:
     return {
         "accuracy": summary["accuracy"],
         "t": summary["t"],
-        "workers": len(cast.workers),
-        "killed": int(cast.killed_at is not None),
-        "killed_at": cast.killed_at,
+        "workers": len(started.workers),
+        "killed": int(started.killed_at is not None),
+        "killed_at": started.killed_at,
         "released": released,
         "staleness_mean": summary["staleness_mean"],
         "wall_s": round(wall_s, 1),
@@ -241,10 +234,8 @@ def _facts(folder: Path, cast: Cast, wall_s: float) -> dict[str, Any]:
     }
 
 
-def _tell(facts: dict[str, Any]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for heading in ("device", "a task takes", "updates", "staleness", "alpha_t", ""):
-        table.add_column(heading, justify="left" if not heading else "right")
+def _print_results(facts: dict[str, Any]) -> None:
+    table = plain_table("device", "a task takes", "updates", "staleness", "alpha_t", "", left=("",))
     for device, updates in sorted(facts["devices"].items()):
         count = max(1, len(updates))
         staleness, weight = (sum(update[i] for update in updates) / count for i in (0, 1))

@@ -1,34 +1,104 @@
-"""Owns the progress display: a bar on a terminal, nothing where the output is not one."""
+"""Owns what a command shows while it works, and how Ctrl-C stops it.
 
-from typing import Self
+Rules kept here:
+- Nothing is shown where the output is not a terminal.
+- rich takes a tenth of a second to import, so it is imported when something is shown.
+"""
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+import signal
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ParamSpec
 
-from offbeat.sim.run import Simulation
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
+    from rich.table import Table
+
+    from offbeat.sim.run import Simulation
+
+INTERRUPTED = 130
+Told = ParamSpec("Told")
 
 
-class Bar:
-    """Progress of one run: epochs, metric, staleness, epochs per second."""
+@contextmanager
+def spinner(words: str) -> Iterator[None]:
+    """Words and seconds, for work of unknown length."""
+    from rich.progress import SpinnerColumn, TextColumn
 
-    def __init__(self, name: str) -> None:
-        console = Console(stderr=True)
-        columns = (TextColumn(f"{name:<9}"), BarColumn(), TextColumn("{task.fields[news]}"), TimeElapsedColumn())
-        self.progress = Progress(*columns, console=console, disable=not console.is_terminal)
-        self.bar = self.progress.add_task(name, total=None, news="")
+    with _progress(SpinnerColumn(), TextColumn(words), transient=True) as progress:
+        progress.add_task(words, total=None)
+        yield
 
-    def __enter__(self) -> Self:
-        self.progress.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+@contextmanager
+def bar_of_runs(name: str, *, transient: bool = False) -> Iterator[Callable[[float, int], None]]:
+    """A bar for several runs; call what it gives with how many are done, and of how many."""
+    from rich.progress import BarColumn, TextColumn
 
-    def show(self, simulation: Simulation) -> None:
-        """Move the bar to where the run stands."""
-        c = simulation.coordinator
-        metrics = next(reversed(c.evaluations)).metrics if c.evaluations else {}
-        metric = "  ".join(f"{name} {value:.4g}" for name, value in list(metrics.items())[-1:])
-        speed = c.t / max(simulation.wall_s(), 1e-9)
-        news = f"epoch {c.t:<6} {metric}  staleness {simulation.tally.staleness_mean(c.applied):.1f}  {speed:.0f}/s"
-        self.progress.update(self.bar, completed=simulation.share(), total=1, news=news)
+    with _progress(TextColumn(name), BarColumn(), TextColumn("{task.fields[news]}"), transient=transient) as progress:
+        bar = progress.add_task(name, total=None, news="")
+        yield lambda done, count: progress.update(bar, completed=done, total=count, news=f"{done:.3g} of {count} runs")
+
+
+@contextmanager
+def bar_of_run(name: str) -> Iterator[Callable[["Simulation"], None]]:
+    """A bar for one run: epochs, metric, staleness, epochs per second; call what it gives as the run goes on."""
+    from rich.progress import BarColumn, TextColumn
+
+    with _progress(TextColumn(f"{name:<9}"), BarColumn(), TextColumn("{task.fields[news]}")) as progress:
+        bar = progress.add_task(name, total=1, news="")
+        yield lambda simulation: progress.update(bar, completed=simulation.share(), news=_news(simulation))
+
+
+def _news(simulation: "Simulation") -> str:
+    c = simulation.coordinator
+    metrics = next(reversed(c.evaluations)).metrics if c.evaluations else {}
+    metric = "  ".join(f"{name} {value:.4g}" for name, value in list(metrics.items())[-1:])
+    speed = c.t / max(simulation.wall_s(), 1e-9)
+    return f"epoch {c.t:<6} {metric}  staleness {simulation.tally.staleness_mean(c.applied):.1f}  {speed:.0f}/s"
+
+
+def _progress(*columns: "ProgressColumn", transient: bool = False) -> "Progress":
+    from rich.console import Console
+    from rich.progress import Progress, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    disable = not console.is_terminal
+    return Progress(*columns, TimeElapsedColumn(), console=console, transient=transient, disable=disable)
+
+
+def plain_table(*headings: str, left: Collection[str], title: str | None = None) -> "Table":
+    """A table without lines; the columns in `left` are texts, the others numbers."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in left else "right")
+    return table
+
+
+@contextmanager
+def stopping(show: Callable[Told, None]) -> Iterator[Callable[Told, None]]:
+    """`show`, which also stops the run once Ctrl-C or SIGTERM has come; a second one ends the process at once."""
+    from offbeat.sim.run import Stop
+
+    asked = False
+
+    def ask(number: int, _frame: object) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(number, before[signal.Signals(number)])
+
+    def watch(*arguments: Told.args, **more: Told.kwargs) -> None:
+        show(*arguments, **more)
+        if asked:
+            raise Stop
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield watch
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

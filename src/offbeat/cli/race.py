@@ -1,16 +1,15 @@
-"""Owns `offbeat race`: the same devices, the same clock, once asynchronously and once in groups that wait."""
+"""Owns `offbeat race`: FedAsync and FedAvg on the same simulated devices, for the same virtual time."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from offbeat.cli.progress import Bar
-from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
+from offbeat.cli.options import cannot_write_to, needs_extra
+from offbeat.cli.progress import bar_of_run, plain_table
+from offbeat.errors import InvalidValue
 from offbeat.settings import Settings
 from offbeat.sim.devices import device_model
 from offbeat.sim.run import Run, Simulation
@@ -21,10 +20,12 @@ CLOCK_MAX_S = 10_000.0
 
 
 def race(folder: Path, *, devices: int, in_flight_max: int, virtual_s: float, seed: int, as_json: bool) -> None:
-    """Run both methods, print what was learnt, draw the picture."""
     if not 1 <= virtual_s <= CLOCK_MAX_S:
         raise InvalidValue(f"virtual-s is {virtual_s:g} but must lie in 1..{CLOCK_MAX_S:g} seconds")
-    plots = _plots()
+    with needs_extra("demo"):
+        import torch  # noqa: F401 (imported here so that its absence is reported here)
+
+        from offbeat import plots
     common = Settings(
         devices=devices, in_flight_max=in_flight_max, device_model=DEVICE_MODEL, until_s=virtual_s, seed=seed
     )
@@ -37,8 +38,8 @@ def race(folder: Path, *, devices: int, in_flight_max: int, virtual_s: float, se
     click.echo(_opening(devices, in_flight_max, virtual_s, seed))
     runs = {}
     for name, simulation in simulations.items():
-        with Bar(name) as bar:
-            runs[name] = simulation.run(bar.show)
+        with bar_of_run(name) as show:
+            runs[name] = simulation.run(show)
     plots.race(picture, runs)
     _print_results(runs, virtual_s)
     click.echo(f"Picture: {picture}")
@@ -47,24 +48,13 @@ def race(folder: Path, *, devices: int, in_flight_max: int, virtual_s: float, se
         click.echo(json.dumps({**answer["FedAsync"], "fedavg": answer["FedAvg"], "picture": str(picture)}))
 
 
-def _plots() -> Any:
-    """What the demo needs beyond the core; said in one line where it is missing."""
-    try:
-        import torch  # noqa: F401 (asked for here, to be told here that it is missing)
-
-        from offbeat import plots
-    except ModuleNotFoundError as error:
-        raise MissingExtra(str(error.name), "demo") from error
-    return plots
-
-
 def _writable(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".offbeat-can-write").touch()
         (folder / ".offbeat-can-write").unlink()
     except OSError as error:
-        raise OffbeatError(f"cannot write to {folder}: {error.strerror}; choose another folder with --dir") from error
+        raise cannot_write_to(folder, error) from error
     return folder
 
 
@@ -83,9 +73,8 @@ def _reached(run: Run) -> float | None:
 
 
 def _print_results(runs: dict[str, Run], virtual_s: float) -> None:
-    table = Table(box=None, pad_edge=False)
-    for heading in ("method", "accuracy", f"{TARGET:.0%} after", "epochs", "updates", "gradients", "mean staleness"):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
+    headings = ("method", "accuracy", f"{TARGET:.0%} after", "epochs", "updates", "gradients", "mean staleness")
+    table = plain_table(*headings, left=("method",))
     for name, run in runs.items():
         row, reached = run.summary, _reached(run)
         table.add_row(
@@ -99,4 +88,4 @@ def _print_results(runs: dict[str, Run], virtual_s: float) -> None:
         )
     Console(highlight=False).print(table)
     wall_s = sum(run.summary["wall_s"] for run in runs.values())
-    click.echo(f"Simulated twice {virtual_s:g} s in {wall_s:.1f} s.")
+    click.echo(f"Simulating both took {wall_s:.1f} s.")

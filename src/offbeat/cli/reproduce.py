@@ -2,19 +2,20 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from offbeat.cli.simulate import INTERRUPTED, stopping
-from offbeat.errors import MissingExtra, OffbeatError
+from offbeat.cli.options import cannot_write_to, needs_extra
+from offbeat.cli.progress import INTERRUPTED, bar_of_runs, plain_table, stopping
 from offbeat.report import curve_run, report_curves
 from offbeat.reproduce.figure_curves import CurveResults
 from offbeat.reproduce.paper import As
 from offbeat.reproduce.target_runs import run_target
-from offbeat.reproduce.targets import ReproductionTarget, target
+from offbeat.reproduce.targets import ReproductionTarget
+from offbeat.reproduce.targets import target as target_of
 from offbeat.sim.curve import Point
 from offbeat.sim.places import Place
 from offbeat.sim.run import Stop
@@ -23,21 +24,23 @@ from offbeat.storage.json_file import plain
 CHECKOUT, ELSEWHERE = Path("docs/reproduction"), Path("runs/reproduction")
 
 
-def reproduce(name: str, *, scale: str, as_: As, folder: Path | None, work: Path, place: Place, as_json: bool) -> None:
-    wanted = target(name, scale, as_)
-    place.check(())
+def reproduce(
+    *, target: str, scale: str, as_: As, folder: Path | None, work: Path, as_json: bool, **place: Any
+) -> None:
+    wanted = target_of(target, scale, as_)
+    where = Place(**place)
+    where.check(())
     folder = (folder or (CHECKOUT if CHECKOUT.is_dir() else ELSEWHERE)) / f"{scale}-{as_}"
-    try:
+    with needs_extra("demo"):
         from offbeat.reproduce import figures
-    except ModuleNotFoundError as error:
-        raise MissingExtra(str(error.name), "demo") from error
     results = CurveResults(folder)
     try:
         results.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OffbeatError(f"cannot write to {folder}: {error.strerror}; choose another folder with --dir") from error
+        raise cannot_write_to(folder, error) from error
     try:
-        _run(wanted, results, work, place)
+        with bar_of_runs(wanted.name) as show, stopping(show) as watch:
+            run_target(wanted, results, work, **where._asdict(), tell=watch)
     except Stop:
         figures.write(wanted, results, folder)
         click.echo("Stopped; the same command goes on from there.", err=True)
@@ -50,20 +53,8 @@ def reproduce(name: str, *, scale: str, as_: As, folder: Path | None, work: Path
         click.echo(json.dumps(plain({**summary, "dir": str(folder)})))
 
 
-def _run(wanted: ReproductionTarget, results: CurveResults, work: Path, place: Place) -> None:
-    console = Console(stderr=True)
-    columns = (TextColumn(wanted.name), BarColumn(), TextColumn("{task.fields[news]}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress, stopping() as stop_if_asked:
-        bar = progress.add_task(wanted.name, total=None, news="")
-
-        def tell(done: float, count: int) -> None:
-            progress.update(bar, completed=done, total=count, news=f"{done:.1f} of {count} runs")
-            stop_if_asked()
-
-        run_target(wanted, results, work, **place._asdict(), tell=tell)
-
-
 def _report(wanted: ReproductionTarget, results: CurveResults, folder: Path) -> None:
+    """All runs of the target as one page."""
     from offbeat.reproduce.figures import label_of
 
     runs = [
@@ -81,9 +72,8 @@ def _ends(points: list[Point]) -> dict[str, float | None]:
 
 
 def _table(wanted: ReproductionTarget, ends: list[dict[str, object]]) -> Table:
-    table = Table(box=None, pad_edge=False, title=wanted.title, title_justify="left")
-    for heading in ("curve", wanted.metric, "best", "gradients", "seeds", "run for (s)"):
-        table.add_column(heading, justify="left" if heading == "curve" else "right")
+    headings = ("curve", wanted.metric, "best", "gradients", "seeds", "run for (s)")
+    table = plain_table(*headings, left=("curve",), title=wanted.title)
     for end in ends:
         table.add_row(
             str(end["label"]),

@@ -1,4 +1,4 @@
-"""Owns `offbeat serve`: a server for one run, and on a terminal a line that shows how it goes."""
+"""Owns `offbeat serve`: a server for one run, and its status in one line on a terminal."""
 
 import asyncio
 import logging
@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from offbeat.cli.options import SERVER_TABLE, given, settings_of
-from offbeat.cli.waiting import waiting
-from offbeat.errors import InvalidValue, MissingExtra
+from offbeat.cli.options import SERVER_TABLE, given, needs_extra, settings_of
+from offbeat.cli.progress import spinner
+from offbeat.errors import InvalidValue
 from offbeat.settings import read_toml
 from offbeat.trackers.follower import Following
 
@@ -24,11 +24,10 @@ SHOWN_EVERY_S = 0.5
 
 
 def serve(
+    *,
     task: str,
     folder: Path | None,
     settings_file: Path | None,
-    flags: dict[str, Any],
-    *,
     access: Path | None,
     insecure: bool,
     x_0: Path | None,
@@ -36,14 +35,12 @@ def serve(
     exit_when_finished: bool,
     log_events: str | None,
     track: tuple[str, ...],
+    **flags: Any,
 ) -> None:
-    """Serve until stopped."""
-    try:
+    with needs_extra("serve"):
         from offbeat.server import life
         from offbeat.server.settings import Door, ServerSettings
         from offbeat.web.served import furnish
-    except ModuleNotFoundError as error:
-        raise MissingExtra(str(error.name), "serve") from error
     ours = {field.name for field in fields(ServerSettings)}
     of_run = {name: value for name, value in flags.items() if name not in ours}
     of_server = _table(settings_file, ours) | given({name: flags[name] for name in ours})
@@ -62,7 +59,7 @@ def serve(
     tracking = Following(order.folder, track) if track else None
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
     with ExitStack() as following, ExitStack() as start:
-        start.enter_context(waiting("starting"))
+        start.enter_context(spinner("starting"))
 
         def ready(server: Any) -> "asyncio.Task[None]":
             start.close()
@@ -82,7 +79,7 @@ def _table(settings_file: Path | None, known: set[str]) -> dict[str, Any]:
 
 
 def _ready(server: Any) -> "asyncio.Task[None]":
-    """Say where it is, then keep a line up to date where somebody looks."""
+    """Print where the server is; on a terminal, keep a line with its status up to date."""
     c, order = server.run.coordinator, server.order
     if c.t or c.leases:
         click.echo(f"Going on from epoch {c.t} with {len(c.leases)} tasks in flight.", err=True)
@@ -106,7 +103,6 @@ async def _show(server: Any) -> None:
 
 
 def line_of(status: Mapping[str, Any]) -> str:
-    """The status in one line."""
     metrics = "  ".join(f"{name} {float(value):.4g}" for name, value in status["metrics"].items())
     epochs = f"/{status['epochs']}" if status["epochs"] else ""
     parts = [

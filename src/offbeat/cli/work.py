@@ -8,7 +8,7 @@ Rules kept here:
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,17 +16,21 @@ from urllib.parse import quote
 
 import click
 
+from offbeat.cli.options import FILE, FOLDER, TASK_ARGS, GroupedCommand
+
 if TYPE_CHECKING:
     from offbeat.task import Task
     from offbeat.worker.api_answers import Joined
     from offbeat.worker.outbox import Outbox
     from offbeat.worker.settings import WorkerSettings
 
-FILE = click.Path(dir_okay=False, path_type=Path)
-FOLDER = click.Path(file_okay=False, path_type=Path)
 HOME = Path(".offbeat-work")
 WORKERS_MAX = 1000
-"""Folders of workers that are tried before one is asked for with --dir."""
+"""Workers of one server in one folder of folders."""
+GROUPS = {
+    **dict.fromkeys(("server", "token", "token_file", "ca", "insecure"), "server"),
+    **dict.fromkeys(("device", "name", "only_when", "gate", "threads", "nice", "at_least_s"), "Device"),
+}
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -36,32 +40,48 @@ class WorkFailed(click.ClickException):
     exit_code = 1
 
 
-@click.command()
+@click.command(cls=GroupedCommand, groups=GROUPS)
 @click.argument("task")
-@click.option("--server", required=True, envvar="OFFBEAT_SERVER", help="Address of the server: https://HOST:PORT.")
-@click.option("--token", help="The token that `offbeat token` printed.  [env: OFFBEAT_TOKEN]")
-@click.option("--token-file", type=FILE, envvar="OFFBEAT_TOKEN_FILE", help="Read the token from a file.")
+@click.option("--server", required=True, envvar="OFFBEAT_SERVER", help="URL of the server: https://HOST:PORT.")
+@click.option("--token", help="Token that `offbeat token` made.  [env: OFFBEAT_TOKEN]")
+@click.option("--token-file", type=FILE, envvar="OFFBEAT_TOKEN_FILE", help="File to read the token from.")
 @click.option("--ca", type=FILE, envvar="OFFBEAT_CA", help="Trust servers with a certificate from this authority.")
-@click.option("--insecure", is_flag=True, help="Allow sending the token over http:// to another machine.")
+@click.option("--insecure", is_flag=True, help="Allow the token to be sent over http:// to another machine.")
 @click.option(
-    "--device", type=int, envvar="OFFBEAT_DEVICE", help="Device whose data are here.  [default: the server says]"
+    "--device",
+    type=int,
+    envvar="OFFBEAT_DEVICE",
+    help="Number of the device whose data are here.  [default: the server chooses]",
 )
-@click.option("--name", envvar="OFFBEAT_NAME", help="Name of the worker, the same after a restart.  [default: made up]")
 @click.option(
-    "--dir", "folder", type=FOLDER, help=f"Folder for finished updates.  [default: {HOME}/HOST-PORT-N, first free N]"
+    "--name", envvar="OFFBEAT_NAME", help="Name by which the server recognises this worker.  [default: generated]"
 )
-@click.option("--only-when", default="", envvar="OFFBEAT_ONLY_WHEN", help="Conditions: idle, plugged-in, unmetered.")
-@click.option("--gate", envvar="OFFBEAT_GATE", help="Command that allows training by ending with status 0.")
-@click.option("--threads", type=int, envvar="OFFBEAT_THREADS", help="Threads of a training.  [default: the library's]")
-@click.option("--nice", default=0, show_default=True, envvar="OFFBEAT_NICE", help="Give way to other processes: 0..19.")
-@click.option("--journal", type=FILE, envvar="OFFBEAT_JOURNAL", help="Write a line per pushed update to this file.")
-@click.option("--at-least-s", default=0.0, help="Seconds that a task takes at least, to imitate a slow device.")
-@click.option("--failures-max", default=5, show_default=True, help="Failed trainings in a row before the worker stops.")
+@click.option(
+    "--dir",
+    "folder",
+    type=FOLDER,
+    help=f"Folder for finished updates.  [default: {HOME}/HOST-PORT-N, the first free N]",
+)
+@click.option(
+    "--only-when",
+    default="",
+    envvar="OFFBEAT_ONLY_WHEN",
+    help="Train only under these conditions: idle, plugged-in, unmetered; several with commas between them.",
+)
+@click.option("--gate", envvar="OFFBEAT_GATE", help="Train only when this command exits with status 0.")
+@click.option("--threads", type=int, envvar="OFFBEAT_THREADS", help="Threads per training.  [default: the library's]")
+@click.option("--nice", default=0, show_default=True, envvar="OFFBEAT_NICE", help="Lower the priority: 0..19.")
+@click.option("--journal", type=FILE, envvar="OFFBEAT_JOURNAL", help="Write every acknowledged update to this file.")
+@click.option("--at-least-s", default=0.0, help="Make every task take at least this many seconds, like a slow device.")
+@click.option("--failures-max", default=5, show_default=True, help="Give up after this many failed trainings in a row.")
+@TASK_ARGS
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
-def work(task: str, token: str | None, token_file: Path | None, quiet: bool, **flags: Any) -> None:
-    """Train TASK for one device until the run is finished.
+def work(
+    task: str, token: str | None, token_file: Path | None, task_args: dict[str, Any] | None, quiet: bool, **flags: Any
+) -> None:
+    """Train a task for one device.
 
-    TASK is digits, cifar10, wikitext2, or path.py[:name].
+    The worker runs until the server has nothing more to do. TASK is digits, cifar10, wikitext2, or path.py[:name].
     """
     from offbeat.errors import OffbeatError
     from offbeat.worker.loop import GaveUp
@@ -70,7 +90,7 @@ def work(task: str, token: str | None, token_file: Path | None, quiet: bool, **f
 
     settings = WorkerSettings(token=token_of(token, token_file), **flags)
     try:
-        _work(task, settings, (lambda _line: None) if quiet else partial(click.echo, err=True))
+        _work(task, settings, (lambda _line: None) if quiet else partial(click.echo, err=True), task_args or {})
     except GaveUp as error:
         raise WorkFailed(str(error)) from error
     except RequestRefused as refused:
@@ -79,7 +99,7 @@ def work(task: str, token: str | None, token_file: Path | None, quiet: bool, **f
         raise OffbeatError(f"{refused.message}; give it with --token, --token-file or {TOKEN}") from refused
 
 
-def _work(spec: str, settings: "WorkerSettings", say: Callable[[str], None]) -> None:
+def _work(spec: str, settings: "WorkerSettings", say: Callable[[str], None], task_args: Mapping[str, Any]) -> None:
     from offbeat.loading import identity
     from offbeat.sim.share import described
     from offbeat.worker.api_client import ApiClient, Hello, common_headers
@@ -97,7 +117,7 @@ def _work(spec: str, settings: "WorkerSettings", say: Callable[[str], None]) -> 
             Worker(
                 ApiClient(http, Hello(outbox.name(), identity(spec), settings.device)),
                 outbox,
-                partial(make, spec, say),
+                partial(make, spec, say, task_args=task_args),
                 settings,
                 eligibility=eligibility,
                 journal=journal,
@@ -108,14 +128,15 @@ def _work(spec: str, settings: "WorkerSettings", say: Callable[[str], None]) -> 
             journal.close()
 
 
-def make(spec: str, say: Callable[[str], None], joined: "Joined") -> "Task":
-    """The task with the settings of the server's run; the server has done its warm-up."""
+def make(spec: str, say: Callable[[str], None], joined: "Joined", task_args: Mapping[str, Any] | None = None) -> "Task":
+    """The task as the server's run has it, to train with; arguments that are given here win over the server's."""
     from offbeat.loading import identity, load
     from offbeat.settings import Settings
 
     if identity(spec) != joined.task:
         say(f"this task is {identity(spec)}, that of the server {joined.task}; going on")
-    task = load(spec, Settings.of({**joined.settings, "warm_up": None}))
+    arguments = {**(joined.settings.get("task_args") or {}), **(task_args or {})}
+    task = load(spec, Settings.of({**joined.settings, "warm_up": None, "task_args": arguments}))
     warm = getattr(task, "warm_up", None) is not None
     return task.with_settings(warm_up=None) if warm else task  # type: ignore[attr-defined]
 

@@ -123,6 +123,7 @@ async def _release_other(service: Service, worker: int, holding: int | None) -> 
 def _about(service: Service, session: Session, secret: str) -> dict[str, Any]:
     """What a worker must know of the run."""
     chosen = service.settings.as_dict()
+    shown = (name for name in (*OFFERED, *OVERRIDES, "gamma_schedule") if name != "task_args" or chosen[name])
     return {
         "worker": session.worker,
         "session": secret,
@@ -132,7 +133,7 @@ def _about(service: Service, session: Session, secret: str) -> dict[str, Any]:
         "protocol": PROTOCOL,
         "version": VERSION,
         "task": service.task,
-        "settings": {name: chosen[name] for name in (*OFFERED, *OVERRIDES, "gamma_schedule")},
+        "settings": {name: chosen[name] for name in shown},
         "layout": service.run.layout.fingerprint,
         "update_bytes_max": service.run.updates.size_max,
         "poll_s": service.limits.poll_s,

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from offbeat import method
 from offbeat.core import rules, staleness
 from offbeat.core.rules import Rule, Schedule
 from offbeat.errors import InvalidValue
 from offbeat.protocol.scheduler import GammaSchedule
-from offbeat.settings import Settings
+from offbeat.settings import Settings, SettingsDict
 from offbeat.sim.run import Run, Simulation
 from offbeat.sim.share import draw
 from offbeat.task import Task
@@ -24,7 +24,7 @@ def simulate(
     gamma: float | GammaSchedule | None = None,
     dir: str | Path | None = None,  # noqa: A002 (the name that the command has, too)
     on_progress: Callable[[Simulation], None] = lambda _: None,
-    **settings: Any,
+    **settings: Unpack[SettingsDict],
 ) -> Run:
     """Simulate a task under a virtual clock; settings have the names and defaults of `offbeat simulate`.
 
@@ -32,6 +32,8 @@ def simulate(
     `gamma` a function of t and the evaluations so far.
     """
     values: dict[str, Any] = {**settings}
+    if values.get("task_args") and not isinstance(task, str | Path):
+        raise InvalidValue("task_args is set, but the task is made already; give its arguments where it is made")
     own_rule = _rule(values, rule, alpha, staleness_fn)
     own_gamma = gamma if callable(gamma) else None
     if own_gamma is not None:

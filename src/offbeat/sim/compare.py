@@ -9,13 +9,14 @@ Rules kept here:
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.loading import identity
 from offbeat.sim.choose import ANYWHERE
 from offbeat.sim.comparison import Comparison, Row, refuse_unknown_metric
 from offbeat.sim.lending import Executors
-from offbeat.sim.places import HERE, Place
+from offbeat.sim.places import Place
 from offbeat.sim.run import Simulation
 from offbeat.sim.share import Failure, described, draw, run_share
 from offbeat.sim.spec import Entry, Spec
@@ -34,7 +35,7 @@ def compare(
     folder: Path | str,
     *,
     processes: int | None = None,
-    on: str = HERE,
+    on: Literal["here", "ray"] = "here",
     ray_address: str | None = None,
     pictures: bool = True,
     on_progress: Callable[[float, int], None] = lambda *_: None,

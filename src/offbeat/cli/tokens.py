@@ -1,9 +1,9 @@
-"""Owns `offbeat init` and `offbeat token`: who may reach a server, set up once and changed at any time.
+"""Owns `offbeat init` and `offbeat token`: the certificates and tokens of a server.
 
 Rules kept here:
 - A token is shown once, when it is made. It is written to a file only if the user asks for that.
-- What is wrong is said before anything is made: a folder is set up whole, or not begun.
-- What a command prints next to a result can be copied into a shell as it stands.
+- Mistakes are refused before anything is made: a folder is set up whole, or not at all.
+- A command that is printed as the next step can be copied into a shell as it stands.
 """
 
 import json
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from offbeat.cli.options import FOLDER, JSON
 from offbeat.errors import InvalidValue
 from offbeat.storage.aside import cannot_write
 
@@ -23,25 +24,28 @@ if TYPE_CHECKING:
     from offbeat.server.access import Role
     from offbeat.server.certificates import Issued
 
-FOLDER = click.Path(file_okay=False, path_type=Path)
-JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 FILES = "tokens"
-"""The folder for what --write-tokens writes."""
+"""The folder that --write-tokens writes to."""
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 SHOWN = "Keep the tokens: they are not shown again."
 
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=FOLDER)
-@click.option("--host", "hosts", multiple=True, help="A name or address that workers connect to; may be repeated.")
-@click.option("--worker", "workers", multiple=True, help="A worker to make a token for; may be repeated.")
-@click.option("--write-tokens", is_flag=True, help="Write the tokens to DIR/tokens instead of showing them.")
-@click.option("--renew", is_flag=True, help="Only renew the server certificate in DIR; without --host, for the same.")
+@click.option("--host", "hosts", multiple=True, help="Name or address that workers connect to; may be repeated.")
+@click.option(
+    "--worker", "workers", multiple=True, help="Worker to make a token for; may be repeated.  [default: worker-1]"
+)
+@click.option("--write-tokens", is_flag=True, help="Write the tokens to DIR/tokens instead of printing them.")
+@click.option("--renew", is_flag=True, help="Only renew the server's certificate; without --host, for the same hosts.")
 @JSON
 def init(
     folder: Path, hosts: Sequence[str], workers: Sequence[str], write_tokens: bool, renew: bool, as_json: bool
 ) -> None:
-    """Set up DIR with what a server needs to be reached safely: certificates and tokens."""
+    """Set up certificates and tokens for a server.
+
+    DIR is a new folder, which `offbeat serve --access DIR` then uses.
+    """
     if not renew:
         _init(folder, hosts, workers or ("worker-1",), write_tokens, as_json)
     elif workers or write_tokens:
@@ -52,13 +56,22 @@ def init(
 
 @click.group()
 def token() -> None:
-    """Make, list and revoke the tokens in a folder that `offbeat init` made."""
+    """Make, list and revoke tokens.
+
+    They are kept in the folder that `offbeat init` made.
+    """
 
 
 @token.command()
 @click.argument("folder", metavar="DIR", type=FOLDER)
 @click.argument("name")
-@click.option("--role", type=click.Choice(["worker", "viewer", "admin"]), default="worker", show_default=True)
+@click.option(
+    "--role",
+    type=click.Choice(["worker", "viewer", "admin"]),
+    default="worker",
+    show_default=True,
+    help="What the token allows.",
+)
 @JSON
 def add(folder: Path, name: str, role: str, as_json: bool) -> None:
     """Make a token for NAME and show it once. A running server knows it within a second."""
@@ -66,7 +79,7 @@ def add(folder: Path, name: str, role: str, as_json: bool) -> None:
 
     made = TokenBook(folder / TOKENS).add(name, Role(role))
     click.echo(json.dumps({"name": name, "role": role, "token": made}) if as_json else made)
-    if not as_json:  # beside the result, so that the token alone can be taken by a script
+    if not as_json:  # on standard error, so that a script reads the token alone
         click.echo(f"The token of {name} ({role}); it is not shown again.", err=True)
 
 
@@ -74,7 +87,7 @@ def add(folder: Path, name: str, role: str, as_json: bool) -> None:
 @click.argument("folder", metavar="DIR", type=FOLDER)
 @JSON
 def list_(folder: Path, as_json: bool) -> None:
-    """List the tokens in DIR: whose they are, not what they are."""
+    """List the owners and roles of the tokens in DIR, without the tokens themselves."""
     from offbeat.server.access import TOKENS, TokenBook
 
     rows = [(e.name, str(e.role), e.created, e.revoked) for e in TokenBook(folder / TOKENS).entries()]
@@ -131,7 +144,7 @@ def _check_empty(folder: Path) -> None:
 
 
 def _roles(workers: Sequence[str], write_tokens: bool) -> "dict[str, Role]":
-    """Every name, checked."""
+    """The role of every name; names that are not allowed are refused."""
     from offbeat.server.access import Role, check_name
 
     names = ("admin", "viewer", *workers)
@@ -145,7 +158,7 @@ def _roles(workers: Sequence[str], write_tokens: bool) -> "dict[str, Role]":
 
 
 def _written(folder: Path, tokens: dict[str, str]) -> dict[str, str]:
-    """One file for each, which only its owner may read."""
+    """Write one file per token, readable by its owner only; returns the paths."""
     from offbeat.server.access import write_private
 
     try:
@@ -159,7 +172,7 @@ def _written(folder: Path, tokens: dict[str, str]) -> dict[str, str]:
 
 
 def _commands(folder: Path, issued: "Issued", token: str, file: str | None) -> dict[str, str]:
-    """How to go on: on the server, and on the machine of a worker."""
+    """The next commands: on the server, and on the machine of a worker."""
     from offbeat.server.settings import ServerSettings
 
     host = f"[{issued.hosts[0]}]" if ":" in issued.hosts[0] else issued.hosts[0]
@@ -197,7 +210,7 @@ def _report(folder: Path, issued: "Issued") -> dict[str, Any]:
 
 
 def _table(rows: Iterable[Sequence[str]]) -> None:
-    """Plain text: a token must never be broken in two."""
+    """Print a table as plain text, so that no token is broken over two lines."""
     lines = list(rows)
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
     for line in lines:

@@ -1,29 +1,42 @@
-"""Owns `offbeat simulate`: one run, a progress bar, a summary in words or as JSON."""
+"""Owns `offbeat simulate` and `offbeat compare`: progress on a terminal, the result in words or as JSON.
 
+Rule kept here: what goes wrong in the user's task is one line that says where.
+"""
+
+import csv
 import json
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 
-from offbeat.cli.progress import Bar
-from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.cli.options import say_deprecated, settings_of
+from offbeat.cli.progress import INTERRUPTED, bar_of_run, bar_of_runs, stopping
+from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
 from offbeat.settings import Settings
+from offbeat.sim.compare import Comparison, Row, Spec
+from offbeat.sim.compare import compare as run_comparison
+from offbeat.sim.places import Place
 from offbeat.sim.run import RESULTS, Simulation, Stop
 from offbeat.sim.share import described, draw
 from offbeat.storage.json_file import plain
 from offbeat.trackers.follower import Following
 
-INTERRUPTED = 130
+TABLE = "comparison.csv"
 
 
-def simulate(task: str, settings: Settings, folder: Path | None, *, as_json: bool, track: tuple[str, ...] = ()) -> None:
-    """Run and report; what goes wrong in the user's task is one line that says where."""
+def simulate(
+    task: str,
+    folder: Path | None,
+    track: tuple[str, ...],
+    as_json: bool,
+    settings_file: Path | None,
+    **flags: Any,
+) -> None:
     if track and folder is None:
         raise InvalidValue("--track reads the run's folder; give --dir, too")
+    settings = settings_of(settings_file, flags)
     try:
         _simulate(task, settings, folder, as_json=as_json, track=track)
     except (OffbeatError, click.ClickException):
@@ -41,10 +54,10 @@ def _simulate(task: str, settings: Settings, folder: Path | None, *, as_json: bo
         f"{task}: {simulation.rule.spec}, {simulation.settings.devices} devices, {simulation.executor.name}", err=True
     )
     if simulation.folder and simulation.folder.resumed:
-        click.echo(f"Going on from epoch {simulation.coordinator.t}.", err=True)
+        click.echo(f"Resuming at epoch {simulation.coordinator.t}.", err=True)
     try:
-        with tracking, Bar(task) as bar, stopping() as stop_if_asked:
-            run = simulation.run(_both(bar.show, stop_if_asked))
+        with tracking, bar_of_run(task) as show, stopping(show) as watch:
+            run = simulation.run(watch)
     except Stop:
         again = "the same command goes on from there" if folder is not None else "with --dir it could go on from there"
         click.echo(f"Stopped at epoch {simulation.coordinator.t}; {again}.", err=True)
@@ -52,38 +65,6 @@ def _simulate(task: str, settings: Settings, folder: Path | None, *, as_json: bo
     if folder is not None and not draw(folder):
         click.echo("No pictures: matplotlib is not installed; run: pip install 'offbeat[plots]'", err=True)
     click.echo(json.dumps(plain(run.summary)) if as_json else _words(run.summary))
-
-
-def _both(show: Callable[[Simulation], None], stop_if_asked: Callable[[], None]) -> Callable[[Simulation], None]:
-    def watch(simulation: Simulation) -> None:
-        show(simulation)
-        stop_if_asked()
-
-    return watch
-
-
-@contextmanager
-def stopping() -> Iterator[Callable[[], None]]:
-    """Ctrl-C and SIGTERM stop the run at its next safe moment; a second one, at once."""
-    asked = False
-
-    def ask(number: int, _frame: object) -> None:
-        nonlocal asked
-        asked = True
-        signal.signal(number, before[signal.Signals(number)])
-
-    def stop_if_asked() -> None:
-        if asked:
-            raise Stop
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, ask)
-    try:
-        yield stop_if_asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _words(summary: dict[str, Any]) -> str:
@@ -101,3 +82,38 @@ def _words(summary: dict[str, Any]) -> str:
     if summary["dir"]:
         lines.append(f"folder      {summary['dir']}")
     return "\n".join(lines)
+
+
+def compare(spec: Path, folder: Path | None, as_json: bool, **place: Any) -> None:
+    folder, wanted = folder or Path("runs") / spec.stem, Spec.read(spec)
+    say_deprecated({name: value for method in wanted.methods.values() for name, value in method.items()})
+    try:
+        with bar_of_runs("runs") as show, stopping(show) as watch:
+            result = run_comparison(wanted, folder, **Place(**place)._asdict(), pictures=True, on_progress=watch)
+    except Stop:
+        click.echo("Stopped; the same command goes on from there.", err=True)
+        raise SystemExit(INTERRUPTED) from None
+    rows = result.rows()
+    _write(folder / TABLE, rows)
+    _draw(folder, result)
+    click.echo(result.table)
+    click.echo(f"Runs, table, pictures, report: {folder}")
+    if as_json:
+        click.echo(json.dumps(plain({"dir": str(folder), "rows": [row._asdict() for row in rows]}), allow_nan=False))
+
+
+def _write(path: Path, rows: list[Row]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(Row._fields)
+        writer.writerows(rows)
+
+
+def _draw(folder: Path, result: Comparison) -> None:
+    from offbeat.report import report
+
+    try:
+        result.plot(folder)
+        report(folder)
+    except MissingExtra as error:
+        click.echo(f"No pictures: {error}", err=True)
