@@ -11,12 +11,13 @@ import pytest
 import offbeat
 from offbeat.core.layout import Array, Model
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.loading import load
+from offbeat.hosting.child import CHILD_ENVIRONMENT
+from offbeat.hosting.loading import load
+from offbeat.hosting.task_host import packed
 from offbeat.settings import Settings
 from offbeat.sim.choose import executor_of
 from offbeat.sim.executors import Inline
-from offbeat.sim.holding import packed
-from offbeat.sim.processes import CHILD_ENVIRONMENT, Processes
+from offbeat.sim.processes import Processes
 from offbeat.task import Trained, Work, start
 from tests.simulation.quadratic import Quadratic
 

@@ -10,7 +10,7 @@ import pytest
 
 from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
-from offbeat.loading import load
+from offbeat.hosting.loading import load
 from offbeat.settings import Settings
 from offbeat.sim.choose import executor_of
 from offbeat.sim.executors import Inline, Job

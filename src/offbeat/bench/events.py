@@ -19,7 +19,7 @@ from offbeat.protocol.messages import Decision, Evaluated, Lease, Spent, UpdateA
 from offbeat.settings import Settings
 from offbeat.sim import choose
 from offbeat.sim.engine import Engine
-from offbeat.sim.executors import Evaluation, Job
+from offbeat.sim.executors import Job, PendingEvaluation
 from offbeat.storage.ledger import Ledger
 
 IN_FLIGHT_MAX = 1000
@@ -55,7 +55,7 @@ class NoVectors:
     def measure(self, t: int) -> None:
         """Nothing to measure."""
 
-    def unmeasured(self, t: int) -> Evaluation | None:  # noqa: ARG002
+    def unmeasured(self, t: int) -> PendingEvaluation | None:  # noqa: ARG002
         """Nothing has to be waited for."""
         return None
 

@@ -14,10 +14,10 @@ from offbeat.bench.results import Results
 from offbeat.bench.scale import Scale
 from offbeat.bench.tasks import DEVICES, lstm, paper_cnn, small_cnn
 from offbeat.bench.turns import Contestant, Tell, take_turns
+from offbeat.hosting.child import cores
 from offbeat.settings import Settings
 from offbeat.sim.choose import executor_of
 from offbeat.sim.executors import Executor, Inline
-from offbeat.sim.processes import cores
 from offbeat.sim.run import Simulation
 from offbeat.task import Work, start
 from offbeat.train.task import Task

@@ -140,9 +140,9 @@ def serve(
 def compare(spec: Path, folder: Path | None, as_json: bool, **place: Any) -> None:
     """Compare methods, settings and seeds as SPEC (a TOML file) says; goes on where it was interrupted."""
     from offbeat.cli.compare import compare as run
-    from offbeat.sim.places import Place
+    from offbeat.sim.backends import Backend
 
-    run(spec, folder or Path("runs") / spec.stem, place=Place(**place), as_json=as_json)
+    run(spec, folder or Path("runs") / spec.stem, place=Backend(**place), as_json=as_json)
 
 
 @main.command()
@@ -164,9 +164,9 @@ def reproduce(target: str, as_: Any, scale: str, folder: Path | None, work: Path
     have, skewed, clock or cifar-partial. What has a result with the same settings is not run again.
     """
     from offbeat.cli.reproduce import reproduce as run
-    from offbeat.sim.places import Place
+    from offbeat.sim.backends import Backend
 
-    run(target, scale=scale, as_=as_, folder=folder, work=work, place=Place(**place), as_json=as_json)
+    run(target, scale=scale, as_=as_, folder=folder, work=work, place=Backend(**place), as_json=as_json)
 
 
 for command in (bench, status, runs, ui, report, verify, export, track, readmit, init, token, work):

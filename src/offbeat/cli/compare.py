@@ -11,21 +11,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from offbeat.cli.simulate import INTERRUPTED, stopping
 from offbeat.errors import MissingExtra
 from offbeat.report import report
+from offbeat.sim.backends import Backend
 from offbeat.sim.compare import Comparison, Row, Spec
 from offbeat.sim.compare import compare as run_comparison
-from offbeat.sim.places import Place
-from offbeat.sim.run import Stop
+from offbeat.sim.run import StopRequested
 from offbeat.storage.json_file import plain
 
 TABLE = "comparison.csv"
 
 
-def compare(spec_path: Path, folder: Path, *, place: Place, as_json: bool) -> None:
+def compare(spec_path: Path, folder: Path, *, place: Backend, as_json: bool) -> None:
     """Run and report."""
     spec = Spec.read(spec_path)
     try:
         result = _run(spec, folder, place)
-    except Stop:
+    except StopRequested:
         click.echo("Stopped; the same command goes on from there.", err=True)
         raise SystemExit(INTERRUPTED) from None
     rows = result.rows()
@@ -37,7 +37,7 @@ def compare(spec_path: Path, folder: Path, *, place: Place, as_json: bool) -> No
         click.echo(json.dumps(plain({"dir": str(folder), "rows": [row._asdict() for row in rows]}), allow_nan=False))
 
 
-def _run(spec: Spec, folder: Path, place: Place) -> Comparison:
+def _run(spec: Spec, folder: Path, place: Backend) -> Comparison:
     """With a bar; Ctrl-C and SIGTERM stop it."""
     console = Console(stderr=True)
     columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -15,15 +15,17 @@ from offbeat.reproduce.curves import Results
 from offbeat.reproduce.paper import As
 from offbeat.reproduce.run import run_target
 from offbeat.reproduce.targets import Target, target
+from offbeat.sim.backends import Backend
 from offbeat.sim.curve import Point
-from offbeat.sim.places import Place
-from offbeat.sim.run import Stop
+from offbeat.sim.run import StopRequested
 from offbeat.storage.json_file import plain
 
 CHECKOUT, ELSEWHERE = Path("docs/reproduction"), Path("runs/reproduction")
 
 
-def reproduce(name: str, *, scale: str, as_: As, folder: Path | None, work: Path, place: Place, as_json: bool) -> None:
+def reproduce(
+    name: str, *, scale: str, as_: As, folder: Path | None, work: Path, place: Backend, as_json: bool
+) -> None:
     """Run, draw and report."""
     wanted = target(name, scale, as_)
     place.check(())
@@ -39,7 +41,7 @@ def reproduce(name: str, *, scale: str, as_: As, folder: Path | None, work: Path
         raise OffbeatError(f"cannot write to {folder}: {error.strerror}; choose another folder with --dir") from error
     try:
         _run(wanted, results, work, place)
-    except Stop:
+    except StopRequested:
         figures.write(wanted, results, folder)
         click.echo("Stopped; the same command goes on from there.", err=True)
         raise SystemExit(INTERRUPTED) from None
@@ -51,7 +53,7 @@ def reproduce(name: str, *, scale: str, as_: As, folder: Path | None, work: Path
         click.echo(json.dumps(plain({**summary, "dir": str(folder)})))
 
 
-def _run(wanted: Target, results: Results, work: Path, place: Place) -> None:
+def _run(wanted: Target, results: Results, work: Path, place: Backend) -> None:
     console = Console(stderr=True)
     columns = (TextColumn(wanted.name), BarColumn(), TextColumn("{task.fields[news]}"), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress, stopping() as stop_if_asked:

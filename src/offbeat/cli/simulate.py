@@ -11,9 +11,10 @@ import click
 
 from offbeat.cli.progress import Bar
 from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.hosting.loading import described
 from offbeat.settings import Settings
-from offbeat.sim.run import RESULTS, Simulation, Stop
-from offbeat.sim.share import described, draw
+from offbeat.sim.lockstep import draw
+from offbeat.sim.run import RESULTS, Simulation, StopRequested
 from offbeat.storage.json_file import plain
 from offbeat.trackers.follower import Following
 
@@ -45,7 +46,7 @@ def _simulate(task: str, settings: Settings, folder: Path | None, *, as_json: bo
     try:
         with tracking, Bar(task) as bar, stopping() as stop_if_asked:
             run = simulation.run(_both(bar.show, stop_if_asked))
-    except Stop:
+    except StopRequested:
         again = "the same command goes on from there" if folder is not None else "with --dir it could go on from there"
         click.echo(f"Stopped at epoch {simulation.coordinator.t}; {again}.", err=True)
         raise SystemExit(INTERRUPTED) from None
@@ -74,7 +75,7 @@ def stopping() -> Iterator[Callable[[], None]]:
 
     def stop_if_asked() -> None:
         if asked:
-            raise Stop
+            raise StopRequested
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:

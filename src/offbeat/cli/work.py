@@ -77,8 +77,7 @@ def work(task: str, token: str | None, token_file: Path | None, quiet: bool, **f
 
 
 def _work(spec: str, settings: "WorkerSettings", say: Callable[[str], None]) -> None:
-    from offbeat.loading import identity
-    from offbeat.sim.share import described
+    from offbeat.hosting.loading import described, identity
     from offbeat.worker.calls import Calls, Hello, common_headers
     from offbeat.worker.eligibility import Eligibility, conditions_of
     from offbeat.worker.http import Http
@@ -107,7 +106,7 @@ def _work(spec: str, settings: "WorkerSettings", say: Callable[[str], None]) -> 
 
 def make(spec: str, say: Callable[[str], None], joined: "Joined") -> "Task":
     """The task as the server's run has it, to train with."""
-    from offbeat.loading import identity, load
+    from offbeat.hosting.loading import identity, load
     from offbeat.settings import Settings
 
     if identity(spec) != joined.task:

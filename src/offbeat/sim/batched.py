@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue
-from offbeat.sim.executors import Evaluation, Job, Pending
+from offbeat.sim.executors import Job, Pending, PendingEvaluation
 from offbeat.task import Task, Trained, Update, Work, evaluate
 
 
@@ -83,14 +83,14 @@ class Together:
         self._waiting[job] = None
         return job
 
-    def measure(self, x: Model) -> Evaluation:
+    def measure(self, x: Model) -> PendingEvaluation:
         """Nothing happens until the result is needed."""
-        return Evaluation(x)
+        return PendingEvaluation(x)
 
     def finish(self, jobs: Sequence[Pending]) -> None:
         """Evaluate what is asked for; train these jobs and everything else that waits."""
         for job in jobs:
-            if isinstance(job, Evaluation):
+            if isinstance(job, PendingEvaluation):
                 job.metrics = job.metrics or evaluate(self.task, job.x)
         self._train([job for job in jobs if isinstance(job, Job) and not job.done])
 

@@ -12,15 +12,16 @@ from typing import NamedTuple
 
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue
+from offbeat.hosting.child import cores
+from offbeat.hosting.task_host import CannotTravel
 from offbeat.method import DEVICES
 from offbeat.protocol.messages import Lease
 from offbeat.settings import Settings
 from offbeat.sim.batched import Batched, Compiled, compiling_obstacle, obstacle
 from offbeat.sim.devices import device_model
 from offbeat.sim.executors import Executor, Inline
-from offbeat.sim.holding import CannotTravel
 from offbeat.sim.on_ray.executor import Ray, Wishes
-from offbeat.sim.processes import Processes, cores
+from offbeat.sim.processes import Processes
 from offbeat.sim.sources import Fleet, Sampled, Source
 from offbeat.task import Task, Work
 

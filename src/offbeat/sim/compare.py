@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.loading import identity
+from offbeat.hosting.loading import described, identity
+from offbeat.sim.backends import HERE, Backend
 from offbeat.sim.choose import ANYWHERE
 from offbeat.sim.comparison import Comparison, Row, refuse_unknown_metric
 from offbeat.sim.lending import Executors
-from offbeat.sim.places import HERE, Place
+from offbeat.sim.lockstep import Failure, draw, run_share
 from offbeat.sim.run import Simulation
-from offbeat.sim.share import Failure, described, draw, run_share
-from offbeat.sim.spec import Entry, Spec
+from offbeat.sim.spec import ComparedRun, Spec
 from offbeat.storage.json_file import plain
 from offbeat.storage.lock import Lock
 from offbeat.storage.run_folder import LOCK, SETTINGS, SUMMARY, RunFolder
@@ -42,7 +42,7 @@ def compare(
     """Run what has not been run, over all cores, and sum it up; `spec` may be the path of its file.
 
     `on` is here or ray, for the cluster at `ray_address`. `pictures` draws every run. Progress is told in runs done, of
-    all runs; `on_progress` may raise `Stop`.
+    all runs; `on_progress` may raise `StopRequested`.
     """
     spec, folder = Spec.of(spec), Path(folder)
     entries = spec.entries(folder)
@@ -51,7 +51,7 @@ def compare(
     task = identity(spec.task)
     waiting = [entry for entry in entries if not _is_done(entry, task)]
     done = len(entries) - len(waiting)
-    place = Place(on, processes, ray_address)
+    place = Backend(on, processes, ray_address)
     place.check(entries)
     on_progress(done, len(entries))
     if waiting:
@@ -68,7 +68,7 @@ def compare(
     return Comparison.read(spec, folder)
 
 
-def check(spec: Spec, entries: Sequence[Entry]) -> None:
+def check(spec: Spec, entries: Sequence[ComparedRun]) -> None:
     """Build one run of every method, without a folder: what is wrong with it is said in one line."""
     executors = Executors(spec.task)
     try:
@@ -83,13 +83,13 @@ def check(spec: Spec, entries: Sequence[Entry]) -> None:
         executors.close()
 
 
-def _one_of_each(entries: Sequence[Entry]) -> Iterator[Entry]:
+def _one_of_each(entries: Sequence[ComparedRun]) -> Iterator[ComparedRun]:
     """The first run of every method."""
     for method in dict.fromkeys(entry.method for entry in entries):
         yield next(entry for entry in entries if entry.method == method)
 
 
-def _is_done(entry: Entry, task: str) -> bool:
+def _is_done(entry: ComparedRun, task: str) -> bool:
     """Finished, and with these settings; with others the folder must not be used."""
     if not (entry.folder / SETTINGS).exists():
         return False
@@ -104,7 +104,7 @@ def _is_done(entry: Entry, task: str) -> bool:
     return (entry.folder / SUMMARY).exists()
 
 
-def _filled_in(name: str, value: object, entry: Entry) -> bool:
+def _filled_in(name: str, value: object, entry: ComparedRun) -> bool:
     """Does a run write down something else than it was told? Which executor it was makes no other run of it."""
     return name in ("executor", *ANYWHERE) or (name == "devices" and (value is None or entry.settings.rule == "sgd"))
 

@@ -7,7 +7,7 @@ Rules kept here:
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from offbeat.core.layout import Model
 from offbeat.task import Task, Update, Work, evaluate, solve
@@ -16,11 +16,13 @@ from offbeat.task import Task, Update, Work, evaluate, solve
 class Job:
     """One training on its way."""
 
-    __slots__ = ("update", "work", "x_tau")
+    __slots__ = ("handle", "update", "work", "x_tau")
 
     def __init__(self, x_tau: Model, work: Work) -> None:
         self.x_tau, self.work = x_tau, work
         self.update: Update | None = None
+        self.handle: Any = None
+        """By which its executor finds it again."""
 
     @property
     def done(self) -> bool:
@@ -28,14 +30,16 @@ class Job:
         return self.update is not None
 
 
-class Evaluation:
+class PendingEvaluation:
     """One evaluation of a global model on its way."""
 
-    __slots__ = ("metrics", "x")
+    __slots__ = ("handle", "metrics", "x")
 
     def __init__(self, x: Model) -> None:
         self.x = x
         self.metrics: Mapping[str, float] | None = None
+        self.handle: Any = None
+        """By which its executor finds it again."""
 
     @property
     def done(self) -> bool:
@@ -43,7 +47,7 @@ class Evaluation:
         return self.metrics is not None
 
 
-Pending = Job | Evaluation
+Pending = Job | PendingEvaluation
 
 
 class Executor(Protocol):
@@ -60,7 +64,7 @@ class Executor(Protocol):
         """Take a training on; it may begin at once or later."""
         ...
 
-    def measure(self, x: Model) -> Evaluation:
+    def measure(self, x: Model) -> PendingEvaluation:
         """Take the evaluation of a global model on; it may begin at once or later."""
         ...
 
@@ -97,14 +101,14 @@ class Inline:
         """Nothing happens until the result is needed."""
         return Job(x_tau, work)
 
-    def measure(self, x: Model) -> Evaluation:
+    def measure(self, x: Model) -> PendingEvaluation:
         """Nothing happens until the result is needed."""
-        return Evaluation(x)
+        return PendingEvaluation(x)
 
     def finish(self, jobs: Sequence[Pending]) -> None:
         """Train and evaluate now."""
         for job in jobs:
-            if isinstance(job, Evaluation):
+            if isinstance(job, PendingEvaluation):
                 job.metrics = job.metrics or evaluate(self.task, job.x)
             else:
                 job.update = job.update or solve(self.task, job.x_tau, job.work)

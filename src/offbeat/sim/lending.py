@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from offbeat.core.layout import Model
-from offbeat.loading import OFFERED, OVERRIDES, load, takes_seed
+from offbeat.hosting.loading import OFFERED, OVERRIDES, load, takes_seed
 from offbeat.settings import Settings
 from offbeat.sim.batched import Compiled, Together
 from offbeat.sim.choose import ANYWHERE
-from offbeat.sim.executors import Evaluation, Executor, Inline, Job, Pending
+from offbeat.sim.executors import Executor, Inline, Job, Pending, PendingEvaluation
 from offbeat.sim.processes import Processes
 from offbeat.sim.run import Simulation
 from offbeat.task import Task, Work
@@ -47,7 +47,7 @@ class Borrowed:
         self._waiting[job] = None
         return job
 
-    def measure(self, x: Model) -> Evaluation:
+    def measure(self, x: Model) -> PendingEvaluation:
         """Take the evaluation of a global model on."""
         return self.shared.measure(x)
 

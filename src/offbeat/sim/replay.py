@@ -7,7 +7,7 @@ events again. What cannot be replayed, the vectors, is in the checkpoint.
 from collections.abc import Iterator, Mapping
 
 from offbeat.protocol.messages import Decision, Evaluated, Lease, Spent, UpdateArrived
-from offbeat.sim.executors import Evaluation, Job
+from offbeat.sim.executors import Job, PendingEvaluation
 
 
 class Replayed:
@@ -50,7 +50,7 @@ class Replayed:
         """Remember that this version is evaluated."""
         self.evaluated[t] = None
 
-    def unmeasured(self, t: int) -> Evaluation | None:  # noqa: ARG002 (nothing is evaluated)
+    def unmeasured(self, t: int) -> PendingEvaluation | None:  # noqa: ARG002 (nothing is evaluated)
         """Nothing has to be waited for."""
         return None
 

@@ -20,7 +20,7 @@ from offbeat.core.kernel import Updater
 from offbeat.core.layout import Model
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue, MissingExtra
-from offbeat.loading import adapted, identity, load
+from offbeat.hosting.loading import adapted, identity, load
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Command, Decision, Evaluated, Event
 from offbeat.protocol.scheduler import GammaSchedule, Scheduler
@@ -51,7 +51,7 @@ RESULTS = (
 """What a summary says; a task's metrics must have other names."""
 
 
-class Stop(Exception):
+class StopRequested(Exception):
     """Raised by whoever watches a run, to stop it where it stands."""
 
 
@@ -162,13 +162,13 @@ class Simulation:
         return jobs
 
     def run(self, on_progress: Callable[["Simulation"], None] = lambda _: None) -> Run:
-        """Run to the end; `on_progress` may raise `Stop`, and the run can go on later from where it stands."""
+        """Run to the end; `on_progress` may raise `StopRequested`, and the run can go on later from where it stands."""
         try:
             while not self.finished:
                 self.executor.finish(self.advance())
                 on_progress(self)
             return self.result()
-        except Stop:
+        except StopRequested:
             self.checkpoint()
             raise
         finally:

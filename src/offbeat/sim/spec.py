@@ -22,7 +22,7 @@ FOLDER_NAME_MAX = 200
 """Bytes of a folder's name; file systems take 255."""
 
 
-class Entry(NamedTuple):
+class ComparedRun(NamedTuple):
     """One run of a comparison."""
 
     method: str
@@ -77,10 +77,10 @@ class Spec:
             return self.reach
         return self.reach + self.suffixes.get(name, "")
 
-    def entries(self, folder: Path) -> list[Entry]:
+    def entries(self, folder: Path) -> list[ComparedRun]:
         """All runs, with their folders."""
         return [
-            Entry(name, seed, Settings.of({**method, "seed": seed}), folder / safe(name) / f"seed-{seed}")
+            ComparedRun(name, seed, Settings.of({**method, "seed": seed}), folder / safe(name) / f"seed-{seed}")
             for name, method in self.methods.items()
             for seed in self.seeds
         ]

@@ -7,7 +7,6 @@ Rules kept here:
 - A run that fails is noted and the others go on. One that is stopped leaves a checkpoint.
 """
 
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,16 +15,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from offbeat.errors import OffbeatError
+from offbeat.hosting.loading import described
 from offbeat.sim.executors import Pending
 from offbeat.sim.lending import Borrowed, Executors
-from offbeat.sim.run import Simulation, Stop
-from offbeat.sim.spec import Entry
+from offbeat.sim.run import Simulation, StopRequested
+from offbeat.sim.spec import ComparedRun
 from offbeat.storage.run_folder import RunFolder
 
 OPEN_MAX = 64
-SHOWN_MAX = 400
-"""Letters of an error that are shown."""
 PICTURE = "run.svg"
 
 Tell = Callable[[float], None]
@@ -43,27 +40,27 @@ class Failure(NamedTuple):
 class UnderWay:
     """A run, and its part in an executor."""
 
-    entry: Entry
+    entry: ComparedRun
     executor: Borrowed
     simulation: Simulation
 
 
 def run_share(
     task_spec: str,
-    entries: Sequence[Entry],
+    entries: Sequence[ComparedRun],
     tell: Tell = lambda _far: None,
     *,
     pictures: bool = False,
     alone: bool = True,
 ) -> list[Failure]:
-    """Run these and return what failed; `tell` hears how many are done, and may raise `Stop`.
+    """Run these and return what failed; `tell` hears how many are done, and may raise `StopRequested`.
 
     `alone` where no other process runs a share beside this one.
     """
     share = Share(task_spec, entries, tell, pictures=pictures, alone=alone)
     try:
         share.run()
-    except Stop:
+    except StopRequested:
         share.checkpoint()
         raise
     finally:
@@ -74,7 +71,9 @@ def run_share(
 class Share:
     """Runs that advance together."""
 
-    def __init__(self, task_spec: str, entries: Sequence[Entry], tell: Tell, *, pictures: bool, alone: bool) -> None:
+    def __init__(
+        self, task_spec: str, entries: Sequence[ComparedRun], tell: Tell, *, pictures: bool, alone: bool
+    ) -> None:
         self.failures: list[Failure] = []
         self._task_spec, self._tell, self._pictures = task_spec, tell, pictures
         self._executors = Executors(task_spec, alone=alone)
@@ -125,7 +124,7 @@ class Share:
         """How many may be under way: several, if those that are share a tensor program."""
         return OPEN_MAX if all(run.executor.together for run in self._running) else 1
 
-    def _begun(self, entry: Entry) -> UnderWay:
+    def _begun(self, entry: ComparedRun) -> UnderWay:
         recorded = RunFolder.recorded(entry.folder, "executor") if entry.settings.executor == "auto" else None
         settings = replace(entry.settings, executor=recorded) if recorded else entry.settings
         executor = self._executors.lend(settings)
@@ -171,7 +170,7 @@ class Share:
         self._note(run.entry, error)
         self._drop(run)
 
-    def _note(self, entry: Entry, error: Exception) -> None:
+    def _note(self, entry: ComparedRun, error: Exception) -> None:
         self.failures.append(Failure(entry.method, entry.seed, described(error, self._task_spec)))
 
     def _drop(self, run: UnderWay) -> None:
@@ -179,19 +178,6 @@ class Share:
         run.executor.withdraw()
         with suppress(Exception):  # what failed before may fail again when it is closed
             run.simulation.close()
-
-
-def described(error: Exception, task_spec: str) -> str:
-    """An error in one line; of one that is not Offbeat's own, where in the task's file it came from."""
-    text = " ".join(str(error).split())
-    shown = text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "..."
-    if isinstance(error, OffbeatError):
-        return shown
-    file = Path(task_spec.partition(":")[0]).resolve()
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == file]
-    where = f" ({file.name}:{lines[-1]})" if lines else ""
-    return f"{type(error).__name__}: {shown}{where}"
 
 
 def draw(folder: Path) -> bool:
