@@ -8,7 +8,8 @@ import pytest
 
 import offbeat
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.sim.compare import Comparison, Spec, compare
+from offbeat.sim.compare import Comparison, compare
+from offbeat.sim.spec import Spec
 from offbeat.storage.lock import Lock
 from tests.simulation.comparing import change, written
 

@@ -10,8 +10,8 @@ import pytest
 
 from offbeat.hosting import child
 from offbeat.sim import lockstep
+from offbeat.sim.choose import ExecutorPool
 from offbeat.sim.executors import Pending
-from offbeat.sim.lending import Executors
 from offbeat.sim.lockstep import Failure, run_share
 from offbeat.sim.run import Simulation, StopRequested
 from offbeat.sim.spec import Spec
@@ -170,7 +170,7 @@ def test_processes_are_born_deaf_to_signals_until_they_say_what_they_do_then() -
 
 def test_an_executor_that_no_run_uses_any_more_is_closed(tmp_path: Path) -> None:
     spec = Spec.read(written(tmp_path, ":seeded"))
-    executors = Executors(spec.task)
+    executors = ExecutorPool(spec.task)
     one, two, *_, other = (executors.lend(entry.settings) for entry in spec.entries(tmp_path / "out"))
     assert len({id(lent.shared) for lent in (one, two, other)}) == 3
     closed: list[int] = []

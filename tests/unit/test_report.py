@@ -49,9 +49,10 @@ from offbeat.report.facts import Book, read_run, runs_under
 from offbeat.report.troubles import LISTED_MAX
 from offbeat.report.wrong import REFUSED
 from offbeat.settings import Settings
-from offbeat.sim.compare import Comparison, Spec
+from offbeat.sim.compare import Comparison
 from offbeat.sim.curve import CONTRIBUTION, CURVE, Point, read_curve
 from offbeat.sim.run import Run, Simulation, StopRequested
+from offbeat.sim.spec import Spec
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.run_folder import LEDGER, RunFolder
 from tests.simulation.quadratic import Quadratic

@@ -17,7 +17,7 @@ from offbeat.bench.turns import Tell, take_turns
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Decision, Evaluated, Lease, Spent, UpdateArrived
 from offbeat.settings import Settings
-from offbeat.sim import choose
+from offbeat.sim import event_sources
 from offbeat.sim.engine import Engine
 from offbeat.sim.executors import Job, PendingEvaluation
 from offbeat.storage.ledger import Ledger
@@ -104,7 +104,7 @@ def handled_per_s(devices: int, events: int, path: Path) -> tuple[float, float]:
     )
     rule = method.rule_of(settings)
     task = object()
-    source = choose.source_of(task, settings, rule, devices, 0, None)  # type: ignore[arg-type]
+    source = event_sources.source_of(task, settings, rule, devices, 0, None)  # type: ignore[arg-type]
     plan = method.plan_of(settings, rule, devices)
     scheduler = method.scheduler_of(task, settings, rule, devices)
     coordinator = Coordinator(rule, plan, scheduler, seed=0, available=source.available)

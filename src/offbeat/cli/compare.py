@@ -12,9 +12,10 @@ from offbeat.cli.simulate import INTERRUPTED, stopping
 from offbeat.errors import MissingExtra
 from offbeat.report import report
 from offbeat.sim.backends import Backend
-from offbeat.sim.compare import Comparison, Row, Spec
+from offbeat.sim.compare import Comparison, ComparisonRow
 from offbeat.sim.compare import compare as run_comparison
 from offbeat.sim.run import StopRequested
+from offbeat.sim.spec import Spec
 from offbeat.storage.json_file import plain
 
 TABLE = "comparison.csv"
@@ -52,10 +53,10 @@ def _run(spec: Spec, folder: Path, place: Backend) -> Comparison:
         return run_comparison(spec, folder, **place._asdict(), pictures=True, on_progress=watch)
 
 
-def _write(path: Path, rows: list[Row]) -> None:
+def _write(path: Path, rows: list[ComparisonRow]) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(Row._fields)
+        writer.writerow(ComparisonRow._fields)
         writer.writerows(rows)
 
 

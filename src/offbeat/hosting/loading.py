@@ -122,11 +122,11 @@ def _found(spec: str) -> Any:
     return getattr(module_, name or DEFAULT_NAME)
 
 
-def described(error: BaseException, spec: str, *, anywhere: bool = False) -> str:
+def described(error: BaseException, task_spec: str, *, anywhere: bool = False) -> str:
     """An error in one line, with the place in the task's own file that it came from, if it did; else `anywhere`."""
     text = " ".join(str(error).split())
     shown = text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "..."
-    ours, file = isinstance(error, OffbeatError), Path(spec.partition(":")[0]).resolve()
+    ours, file = isinstance(error, OffbeatError), Path(task_spec.partition(":")[0]).resolve()
     frames = [*traceback.extract_tb(error.__traceback__)]
     if error.__cause__ is not None:  # it is where things went wrong first
         frames += traceback.extract_tb(error.__cause__.__traceback__)

@@ -43,8 +43,8 @@ from offbeat.protocol.messages import (
     VersionPublished,
     WakeAt,
 )
+from offbeat.sim.event_sources import Arrival, EventSource, Happening
 from offbeat.sim.executors import Job, Pending, PendingEvaluation
-from offbeat.sim.sources import Arrival, Happening, Source
 
 Recorder = Callable[[Event, list[Command]], None]
 EVALUATIONS_AHEAD = 4
@@ -77,7 +77,7 @@ class Engine:
     """One simulated run."""
 
     def __init__(
-        self, coordinator: Coordinator, source: Source, plane: DataPlane, record: Recorder, *, mix_s: float = 0.0
+        self, coordinator: Coordinator, source: EventSource, plane: DataPlane, record: Recorder, *, mix_s: float = 0.0
     ) -> None:
         self.coordinator, self.source, self.plane, self.record = coordinator, source, plane, record
         self.mix_s = mix_s

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from offbeat.hosting.loading import described
+from offbeat.sim.choose import ExecutorPool, SharedExecutor
 from offbeat.sim.executors import Pending
-from offbeat.sim.lending import Borrowed, Executors
 from offbeat.sim.run import Simulation, StopRequested
 from offbeat.sim.spec import ComparedRun
 from offbeat.storage.run_folder import RunFolder
@@ -41,7 +41,7 @@ class UnderWay:
     """A run, and its part in an executor."""
 
     entry: ComparedRun
-    executor: Borrowed
+    executor: SharedExecutor
     simulation: Simulation
 
 
@@ -76,7 +76,7 @@ class Share:
     ) -> None:
         self.failures: list[Failure] = []
         self._task_spec, self._tell, self._pictures = task_spec, tell, pictures
-        self._executors = Executors(task_spec, alone=alone)
+        self._executors = ExecutorPool(task_spec, alone=alone)
         self._waiting, self._count = deque(entries), len(entries)
         self._running: list[UnderWay] = []
         self._far = 0.0

@@ -1,7 +1,7 @@
 """Owns training in other processes: one thread each, started fresh, with the same bits as training here."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -10,7 +10,7 @@ from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.hosting.child import Child, ChildDied, cores
 from offbeat.hosting.task_host import Bare, Failed, packed, serve
 from offbeat.sim.executors import Job, Pending, PendingEvaluation
-from offbeat.task import Task, Trained, Update, Work, evaluate
+from offbeat.task import Task, Trained, Update, Work
 
 PROCESSES_MAX = 256
 
@@ -72,10 +72,6 @@ class Processes:
     def cancel(self, job: Job) -> None:
         """One that has not begun will not begin."""
         job.handle.cancel()
-
-    def evaluate(self, model: Model) -> Mapping[str, float]:
-        """Here, while the others work."""
-        return evaluate(self.task, model)
 
     def report(self) -> dict[str, float]:
         return {"processes": self.count}
