@@ -19,7 +19,7 @@ from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.hosting import child
 from offbeat.hosting.loading import SHOWN_MAX, load
-from offbeat.hosting.task_host import Failed, TaskDescription, TaskHost, answer_to
+from offbeat.hosting.task_host import TaskDescription, TaskFailure, TaskHost, answer_to
 from offbeat.hosting.task_process import TaskClosed, TaskDied, TaskFailed, TaskProcess
 from offbeat.server.evaluator import Evaluator
 from offbeat.settings import Settings
@@ -320,7 +320,7 @@ def test_the_server_imports_no_torch() -> None:
 )
 def test_a_bad_request_is_answered(verb: str, arguments: tuple[Any, ...], why: str) -> None:
     answer = answer_to(TaskHost(), verb, arguments, spec="nowhere")
-    assert isinstance(answer, Failed)
+    assert isinstance(answer, TaskFailure)
     assert why in answer.line
 
 

@@ -34,6 +34,9 @@ from offbeat.wire import body_of, header_of, unpack
 Recipe = tuple[Callable[..., Task], tuple[Any, ...], dict[str, Any]]
 """A function, by import path, and the arguments that make the task anew."""
 
+SCRIPT = ("sys_argv", "init_main_from_name", "init_main_from_path")
+"""What a process needs to import the script of another, in the words of `multiprocessing.spawn`."""
+
 
 class Bare(NamedTuple):
     """A model without its layout."""
@@ -102,7 +105,7 @@ def _pickled(task: Task) -> bytes:
     try:
         import cloudpickle
     except ModuleNotFoundError:
-        script = spawn.get_preparation_data("task")
+        script = {name: value for name, value in spawn.get_preparation_data("task").items() if name in SCRIPT}
         return pickle.dumps((_from_script, (script, pickle.dumps(task)), {}))
     return pickle.dumps((pickle.loads, (cloudpickle.dumps(task),), {}))
 
@@ -192,7 +195,7 @@ class TaskHost:
         return self._layout
 
 
-class Failed(NamedTuple):
+class TaskFailure(NamedTuple):
     """What went wrong in the task: in one line, as the task's traceback, and as the error itself where it travels."""
 
     line: str
@@ -231,7 +234,7 @@ def _read(parent: "Connection[Any, Any]", waiting: "SimpleQueue[tuple[str, tuple
 
 
 def answer_to(host: TaskHost, verb: str, arguments: Sequence[Any], spec: str = "") -> Any:
-    """What the host returns, or `Failed`; whatever the task raises, this process goes on."""
+    """What the host returns, or `TaskFailure`; whatever the task raises, this process goes on."""
     try:
         return getattr(host, verb)(*arguments)
     except BaseException as error:  # a task may raise SystemExit, too
@@ -239,5 +242,5 @@ def answer_to(host: TaskHost, verb: str, arguments: Sequence[Any], spec: str = "
         with suppress(Exception):
             pickled = pickle.dumps(error)
         if isinstance(error, OffbeatError):
-            return Failed(line, "", pickled)
-        return Failed(f"task {spec} fails to {verb}: {line}", traceback.format_exc(), pickled)
+            return TaskFailure(line, "", pickled)
+        return TaskFailure(f"task {spec} fails to {verb}: {line}", traceback.format_exc(), pickled)

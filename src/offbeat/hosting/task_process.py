@@ -20,7 +20,7 @@ from offbeat.core.layout import Layout
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.hosting.child import Child, ChildDied
 from offbeat.hosting.loading import load
-from offbeat.hosting.task_host import Failed, TaskDescription, serve
+from offbeat.hosting.task_host import TaskDescription, TaskFailure, serve
 from offbeat.settings import Settings
 
 THREADS_MAX = 256
@@ -149,7 +149,7 @@ class TaskProcess:
             if isinstance(error, ChildDied):
                 raise TaskDied(f"the process of task {self.spec} {error}") from error
             raise
-        if isinstance(answer, Failed):
+        if isinstance(answer, TaskFailure):
             sys.stderr.write(answer.story)
             raise TaskFailed(answer.line)
         return answer

@@ -161,11 +161,10 @@ class SharedExecutor:
                 self.shared.cancel(job)
 
     def report(self) -> dict[str, float]:
-        """For all runs together."""
         return self.shared.report()
 
     def close(self) -> None:
-        """The pool does that."""
+        """The pool closes the executor itself."""
 
 
 class ExecutorPool:
@@ -202,7 +201,7 @@ class ExecutorPool:
         return executor
 
     def keep(self, used: Iterable[SharedExecutor]) -> None:
-        """Close all others."""
+        """Close the executors that none of these uses."""
         shared = {id(part.shared) for part in used}
         for key, executor in [*self._made.items()]:
             if id(executor) not in shared:

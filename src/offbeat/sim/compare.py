@@ -87,7 +87,6 @@ def check(spec: Spec, entries: Sequence[ComparedRun]) -> None:
 
 
 def _one_of_each(entries: Sequence[ComparedRun]) -> Iterator[ComparedRun]:
-    """The first run of every method."""
     for method in dict.fromkeys(entry.method for entry in entries):
         yield next(entry for entry in entries if entry.method == method)
 
@@ -178,7 +177,6 @@ class Comparison:
 
     @classmethod
     def read(cls, spec: Spec, folder: Path) -> Self:
-        """From the runs' folders."""
         curves: dict[str, list[list[Point]]] = {name: [] for name in spec.methods}
         summaries: dict[str, list[dict[str, Any]]] = {name: [] for name in spec.methods}
         for entry in spec.entries(folder):
@@ -189,12 +187,10 @@ class Comparison:
         return cls(spec, curves, summaries)
 
     def rows(self) -> list[ComparisonRow]:
-        """A row per method."""
         return [self._row(name) for name in self.spec.methods]
 
     @property
     def table(self) -> str:
-        """The rows as text."""
         rows, reach = self.rows(), self.spec.reach
         columns = {"method": [row.method for row in rows], "seeds": [str(row.seeds) for row in rows]}
         columns[self.spec.metric] = [_with_spread(row.metric, row.metric_spread, 4) for row in rows]

@@ -95,7 +95,6 @@ class SimulatedFleet:
         self._turned_away = 0
 
     def opening(self) -> Iterator[Happening]:
-        """Everybody is there from the start."""
         yield FleetJoined(0.0, self.workers, self.size)
 
     def started(self, lease: Lease, at: float) -> Iterator[Happening]:
@@ -120,7 +119,7 @@ class SimulatedFleet:
         yield arrival
 
     def answered(self, answer: AnswerPush, at: float) -> Iterator[Happening]:
-        """Whoever was told to come back pushes again; everybody else asks for the next task."""
+        """A worker that was told to come back pushes again; any other asks for its next task."""
         if answer.outcome is Outcome.BUSY:
             yield self._pushed[answer.task]._replace(at=at + self._patience(answer))
             return
@@ -128,20 +127,20 @@ class SimulatedFleet:
         yield from self._free(answer.worker, at)
 
     def revoked(self, lease: Lease, at: float) -> Iterator[Happening]:
-        """It stops, and asks for another; one that is away will ask when it is back."""
+        """The worker stops, and asks for another task; one that is away will ask when it is back."""
         self._pushed.pop(lease.task, None)
         if lease.worker in self._away:
             return
         yield from self._free(lease.worker, at)
 
     def _patience(self, answer: AnswerPush) -> float:
-        """About as long as it was told, each a little differently, so that those who were turned away spread."""
+        """About as long as the server said, for each a little different, so that they do not all come back at once."""
         self._turned_away += 1
         jitter = draws.uniform(self.seed, RETRY, answer.task, self._turned_away)
         return (answer.retry_after_s or 1.0) * (0.5 + jitter)
 
     def _unlucky(self, lease: Lease) -> bool:
-        """Drawn for this device, task and attempt, so another device changes nothing about it."""
+        """Is the task lost? Drawn for this device, task and attempt, so another device changes nothing about it."""
         risk = self.model.dropout(lease.device)
         if not risk:
             return False
@@ -154,7 +153,7 @@ class SimulatedFleet:
         yield TaskRequested(at, worker)
 
     def available(self, worker: int, at: float) -> bool:
-        """It is there, and not busy with a task that the server has given up on."""
+        """Its device is there, and not busy with a task that the server has given up on."""
         return self._busy_until.get(worker, -inf) <= at < self.model.available_until(worker % self.size, at)
 
 
@@ -170,19 +169,15 @@ class SampledStaleness:
         self.size, self.window, self.seed, self.epochs = size, staleness_max, seed, epochs
 
     def staleness(self, t: int) -> int:
-        """Drawn from 0..min(t-1, K-1)."""
         return draws.below(min(t, self.window), self.seed, STALENESS, t)
 
     def device(self, t: int) -> int:
-        """Drawn with replacement."""
         return draws.below(self.size, self.seed, DEVICE, t)
 
     def opening(self) -> Iterator[Happening]:
-        """The tasks that start from x_0."""
         return self._starting(0)
 
     def started(self, lease: Lease, at: float) -> Iterator[Happening]:  # noqa: ARG002 (its end was fixed before)
-        """The task of epoch t arrives at time t."""
         yield Arrival(float(lease.worker), lease)
 
     def answered(self, answer: AnswerPush, at: float) -> Iterator[Happening]:
@@ -191,11 +186,9 @@ class SampledStaleness:
         yield from self._starting(answer.worker)
 
     def revoked(self, lease: Lease, at: float) -> Iterator[Happening]:
-        """It goes."""
         yield WorkerLeft(at, lease.worker)
 
     def available(self, worker: int, at: float) -> bool:  # noqa: ARG002 (they exist when they are needed)
-        """Always."""
         return True
 
     def _starting(self, moment: int) -> Iterator[Happening]:
@@ -230,7 +223,7 @@ def simulated_method(
 def source_of(
     task: Task, settings: Settings, rule: Rule, devices: int, model_bytes: int, epochs: int | None
 ) -> EventSource:
-    """The simulated world."""
+    """The simulated world that the settings describe."""
     window = window_of(settings)
     if window is not None:
         _refuse_with_sampled(settings, rule)
@@ -264,7 +257,7 @@ NOT_SAMPLED = (
     *("staleness_policy", "trigger_every_s", "dropout", "availability", "down_mbps", "up_mbps", "in_flight_max"),
     *("tasks_per_device", "mix_s", "over_selection", "group_deadline_s"),
 )
-"""Settings that mean nothing where every arrival is one epoch, and nobody waits or is lost."""
+"""Settings that mean nothing where every arrival is one epoch, and no worker waits or is lost."""
 
 
 def _refuse_with_sampled(settings: Settings, rule: Rule) -> None:

@@ -1,7 +1,8 @@
 """Owns the runs of one process: a share of a comparison's runs, in lockstep.
 
 Rules kept here:
-- All runs under way go on as far as they can, then what they need is done together; none changes its schedule for it.
+- All runs under way go on as far as they can, then the trainings that they need are done together. No run changes its
+  schedule for that.
 - Where trainings are batched, at most OPEN_MAX runs are under way, for each holds files open. Elsewhere nothing is
   gained by that, and one run is finished before the next begins.
 - A run that fails is noted and the others go on. One that is stopped leaves a checkpoint.
@@ -69,8 +70,6 @@ def run_share(
 
 
 class Share:
-    """Runs that advance together."""
-
     def __init__(
         self, task_spec: str, entries: Sequence[ComparedRun], tell: Tell, *, pictures: bool, alone: bool
     ) -> None:
@@ -82,7 +81,6 @@ class Share:
         self._far = 0.0
 
     def run(self) -> None:
-        """Run all to their ends."""
         while self._waiting or self._running:
             self._begin_some()
             needed = [(run, job) for run in self._running for job in self._advanced(run)]
@@ -97,13 +95,11 @@ class Share:
             self._tell(self._far)
 
     def checkpoint(self) -> None:
-        """Write down where all stand."""
         for run in self._running:
             with suppress(Exception):  # an older checkpoint, or none, is good enough to go on from
                 run.simulation.checkpoint()
 
     def close(self) -> None:
-        """Close all files, end all processes."""
         for run in [*self._running]:
             self._drop(run)
         self._executors.close()
@@ -148,7 +144,7 @@ class Share:
                 self._fail(run, error)
 
     def _do_alone(self, run: UnderWay, job: Pending) -> None:
-        """A batch failed, nobody knows by whose fault: what waits is taken back, and what this run needs done alone."""
+        """A batch failed, and any run in it may be to blame: nothing waits any more, and this job is done alone."""
         for other in self._running:
             if other.executor.shared is run.executor.shared:
                 other.executor.withdraw()

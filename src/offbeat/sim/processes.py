@@ -1,4 +1,7 @@
-"""Owns training in other processes: one thread each, started fresh, with the same bits as training here."""
+"""Owns training in other processes: one thread each, started fresh, with the same bits as training here.
+
+Rule kept here: the next free process takes what was submitted first. One that died is replaced for the next training.
+"""
 
 import threading
 from collections.abc import Sequence
@@ -8,7 +11,7 @@ from typing import Any
 from offbeat.core.layout import Layout, Model
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.hosting.child import Child, ChildDied, cores
-from offbeat.hosting.task_host import Bare, Failed, packed, serve
+from offbeat.hosting.task_host import Bare, TaskFailure, packed, serve
 from offbeat.sim.executors import Job, Pending, PendingEvaluation
 from offbeat.task import Task, Trained, Update, Work
 
@@ -26,8 +29,7 @@ class Processes:
         self.task, self.count = task, count
         self._payload = packed(task)
         self._threads = ThreadPoolExecutor(count, "processes")
-        self._own = threading.local()
-        """Of each thread: the child that it asks."""
+        self._own = threading.local()  # the child that a thread asks
         self._starting = threading.Lock()
         """Guards the two below."""
         self._children: set[Child] = set()
@@ -39,19 +41,16 @@ class Processes:
         return f"batched+{self.name}"
 
     def submit(self, x_tau: Model, work: Work) -> Job:
-        """The next free process takes it."""
         job = Job(x_tau, work)
         job.handle = self._send("train", x_tau.layout, Bare.of(x_tau), work)
         return job
 
     def measure(self, x: Model) -> PendingEvaluation:
-        """The next free process takes it."""
         evaluation = PendingEvaluation(x)
         evaluation.handle = self._send("evaluate", x.layout, Bare.of(x))
         return evaluation
 
     def finish(self, jobs: Sequence[Pending]) -> None:
-        """Wait for these."""
         for job in jobs:
             if isinstance(job, PendingEvaluation):
                 job.metrics = job.handle.result()
@@ -97,7 +96,7 @@ class Processes:
             raise OffbeatError(
                 "a training process died, perhaps for want of memory: try --executor processes:1, or inline"
             ) from error
-        if isinstance(answer, Failed):
+        if isinstance(answer, TaskFailure):
             raise answer.error()
         return answer
 
@@ -105,7 +104,7 @@ class Processes:
         child: Child | None = getattr(self._own, "child", None)
         if child is None:
             child = self._started()
-            failed: Failed | None = child.ask("load", self._payload, layout)
+            failed: TaskFailure | None = child.ask("load", self._payload, layout)
             if failed is not None:
                 child.end()
                 why = f"{type(failed.error()).__name__}: {failed.error()}"

@@ -56,8 +56,6 @@ class StopRequested(Exception):
 
 @dataclass
 class Run:
-    """What came out of a run."""
-
     summary: dict[str, Any]
     x: Model = field(repr=False)
     contribution: dict[int, tuple[float, float]] = field(repr=False)
@@ -140,7 +138,6 @@ class Simulation:
 
     @property
     def finished(self) -> bool:
-        """Is there nothing left to do?"""
         return self.engine.finished
 
     def share(self) -> float:

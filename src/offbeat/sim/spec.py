@@ -23,8 +23,6 @@ FOLDER_NAME_MAX = 200
 
 
 class ComparedRun(NamedTuple):
-    """One run of a comparison."""
-
     method: str
     seed: int
     settings: Settings
@@ -33,8 +31,6 @@ class ComparedRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What is compared."""
-
     task: str
     seeds: Sequence[int]
     methods: Mapping[str, Mapping[str, Any]]
@@ -78,7 +74,6 @@ class Spec:
         return self.reach + self.suffixes.get(name, "")
 
     def entries(self, folder: Path) -> list[ComparedRun]:
-        """All runs, with their folders."""
         return [
             ComparedRun(name, seed, Settings.of({**method, "seed": seed}), folder / safe(name) / f"seed-{seed}")
             for name, method in self.methods.items()
