@@ -17,9 +17,9 @@ from offbeat import method
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Decision, Evaluated, Lease, Spent, UpdateArrived
 from offbeat.settings import Settings
-from offbeat.sim import choose
+from offbeat.sim import event_sources
 from offbeat.sim.engine import Engine
-from offbeat.sim.executors import Evaluation, Job
+from offbeat.sim.executors import Job, PendingEvaluation
 from offbeat.storage.ledger import Ledger
 
 IN_FLIGHT_MAX = 1000
@@ -53,7 +53,7 @@ class NoVectors:
     def evaluate(self, t: int) -> None:
         pass
 
-    def awaited_evaluation(self, t: int) -> Evaluation | None:  # noqa: ARG002
+    def awaited_evaluation(self, t: int) -> PendingEvaluation | None:  # noqa: ARG002
         return None
 
     def metrics(self, t: int) -> Mapping[str, float]:  # noqa: ARG002
@@ -100,7 +100,7 @@ def handled_per_s(devices: int, events: int, path: Path) -> tuple[float, float]:
     )
     rule = method.rule_of(settings)
     task = object()
-    source = choose.source_of(task, settings, rule, devices, 0, None)  # type: ignore[arg-type]
+    source = event_sources.source_of(task, settings, rule, devices, 0, None)  # type: ignore[arg-type]
     plan = method.plan_of(settings, rule, devices)
     scheduler = method.scheduler_of(task, settings, rule, devices)
     coordinator = Coordinator(rule, plan, scheduler, seed=0, available=source.available)

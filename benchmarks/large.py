@@ -14,10 +14,10 @@ from benchmarks.results import Results
 from benchmarks.scale import Scale
 from benchmarks.tasks import DEVICES, lstm, paper_cnn, small_cnn
 from benchmarks.turns import Contestant, Tell, take_turns
+from offbeat.hosting.child import cores
 from offbeat.settings import Settings
 from offbeat.sim.choose import executor_of
 from offbeat.sim.executors import Executor, Inline
-from offbeat.sim.processes import cores
 from offbeat.sim.run import Simulation
 from offbeat.task import Work, start
 from offbeat.train.task import Task

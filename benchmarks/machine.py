@@ -9,7 +9,7 @@ from pathlib import Path
 from shutil import which
 from typing import Any
 
-from offbeat.sim.processes import cores
+from offbeat.hosting.child import cores
 
 ROOT = Path(__file__).parents[1]
 """The folder of the repository."""

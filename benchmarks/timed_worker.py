@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from time import monotonic
 
-from offbeat.loading import identity, load
+from offbeat.hosting.loading import identity, load
 from offbeat.settings import Settings
 from offbeat.task import Task
 from offbeat.worker.api_answers import Acknowledgement, Joined

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from offbeat.protocol.messages import Decision
-from offbeat.sim.comparison import Comparison
+from offbeat.sim.compare import Comparison
 from offbeat.sim.curve import CURVE, Point, read_curve
 from offbeat.sim.run import Run
 from offbeat.sim.spec import safe

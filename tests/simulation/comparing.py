@@ -3,9 +3,9 @@
 from pathlib import Path
 
 TASK = """
-import multiprocessing
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -39,7 +39,7 @@ class Pull:
             raise ValueError("no\\nluck")
         if is_told("interrupt", work.seed):
             raise KeyboardInterrupt
-        if is_told("die", work.seed) and multiprocessing.parent_process():
+        if is_told("die", work.seed) and "pytest" not in sys.modules:
             os.kill(os.getpid(), signal.SIGKILL)
         model["x"][:] = (model["x"] + np.float32(10)) / 2
         return Trained(samples=1, gradients=2)

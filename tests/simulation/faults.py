@@ -30,9 +30,9 @@ from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
 from offbeat.sim.devices import device_model
 from offbeat.sim.engine import Engine
+from offbeat.sim.event_sources import Arrival, Happening, SimulatedFleet
 from offbeat.sim.executors import Inline
 from offbeat.sim.plane import Plane
-from offbeat.sim.sources import Arrival, Fleet, Happening
 from offbeat.task import Trained, Work, start
 
 FAULT, BROKEN = 0x6661_756C, 0x6272_6F6B
@@ -57,7 +57,7 @@ class Pull:
         return {"x": float(model["x"][0])}
 
 
-class Faulty(Fleet):
+class Faulty(SimulatedFleet):
     """A fleet whose messages and workers fail until `CALM_AT`."""
 
     def __init__(self, seed: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from offbeat.sim.holding import Bare
+from offbeat.hosting.task_host import Bare
 from offbeat.sim.on_ray.cluster import Call, Lost
 
 

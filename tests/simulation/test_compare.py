@@ -8,7 +8,8 @@ import pytest
 
 import offbeat
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.sim.compare import Comparison, Spec, compare
+from offbeat.sim.compare import Comparison, compare
+from offbeat.sim.spec import Spec
 from offbeat.storage.lock import Lock
 from tests.simulation.comparing import change, written
 
@@ -145,7 +146,11 @@ def test_a_folder_that_cannot_be_written_is_said_once(spec: Path) -> None:
 
 @pytest.mark.parametrize(
     ("processes", "told", "said"),
-    [(1, "fail-2", "no luck (pull.py:"), (2, "fail-2", "no luck (pull.py:"), (2, "die-2", "process died (SIGKILL)")],
+    [
+        (1, "fail-2", "no luck (pull.py:"),
+        (2, "fail-2", "no luck (pull.py:"),
+        (2, "die-2", "its process was killed by SIGKILL"),
+    ],
 )
 def test_runs_that_fail_leave_the_others_and_are_named_at_the_end(
     spec: Path, tmp_path: Path, processes: int, told: str, said: str

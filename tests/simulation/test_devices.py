@@ -20,7 +20,7 @@ from offbeat.protocol.messages import Command, Decision, Event, MixUpdate
 from offbeat.protocol.plan import Plan
 from offbeat.sim.devices import Distributed, device_model
 from offbeat.sim.engine import Engine
-from offbeat.sim.sources import Fleet, Sampled, Source
+from offbeat.sim.event_sources import EventSource, SampledStaleness, SimulatedFleet
 from offbeat.sim.traces import Day, Traced
 
 MANY = 4000
@@ -306,7 +306,7 @@ def test_a_trace_without_a_usable_phone_is_refused(tmp_path: Path, changes: dict
 class Seen:
     """A simulated run without vectors, and what was seen of it."""
 
-    def __init__(self, source: Source, plan: Plan, events_max: int) -> None:
+    def __init__(self, source: EventSource, plan: Plan, events_max: int) -> None:
         self.coordinator = Coordinator(fedasync(0.5), plan, available=source.available)
         self.decisions: list[Decision] = []
         self.events: list[Event] = []
@@ -328,7 +328,7 @@ def sampled_plan(window: int, epochs: int) -> Plan:
 
 @pytest.mark.parametrize("window", [1, 4, 16])
 def test_sampled_staleness_is_uniform_and_never_reaches_before_the_start(window: int) -> None:
-    source = Sampled(10, window, seed=2)
+    source = SampledStaleness(10, window, seed=2)
     drawn = [source.staleness(t) for t in range(1, MANY + 1)]
     assert drawn[0] == 0
     assert all(0 <= s <= min(t - 1, window - 1) for t, s in enumerate(drawn, start=1))
@@ -338,7 +338,7 @@ def test_sampled_staleness_is_uniform_and_never_reaches_before_the_start(window:
 
 
 def test_sampled_devices_are_drawn_with_replacement_and_apart_from_the_staleness() -> None:
-    source = Sampled(10, 4, seed=2)
+    source = SampledStaleness(10, 4, seed=2)
     devices = [source.device(t) for t in range(1, MANY + 1)]
     counts = Counter(devices)
     assert [counts[d] for d in range(10)] == [pytest.approx(MANY / 10, abs=4 * math.sqrt(MANY / 10))] * 10
@@ -349,18 +349,18 @@ def test_sampled_devices_are_drawn_with_replacement_and_apart_from_the_staleness
 
 
 def test_sampled_draws_are_keyed_by_seed_and_epoch() -> None:
-    source = Sampled(10, 4, seed=2)
+    source = SampledStaleness(10, 4, seed=2)
     backwards = {t: (source.staleness(t), source.device(t)) for t in reversed(range(1, 100))}
     assert backwards == {t: (source.staleness(t), source.device(t)) for t in range(1, 100)}
-    other = Sampled(10, 4, seed=3)
+    other = SampledStaleness(10, 4, seed=3)
     assert backwards != {t: (other.staleness(t), other.device(t)) for t in range(1, 100)}
-    assert Sampled(10, 9, seed=2).device(50) == source.device(50)
+    assert SampledStaleness(10, 9, seed=2).device(50) == source.device(50)
 
 
 @pytest.mark.parametrize(("window", "size"), [(1, 3), (4, 2), (16, 50)])
 def test_the_unmodified_coordinator_yields_the_sampled_staleness(window: int, size: int) -> None:
     epochs = 600
-    source = Sampled(size, window, seed=4, epochs=epochs)
+    source = SampledStaleness(size, window, seed=4, epochs=epochs)
     run = Seen(source, sampled_plan(window, epochs), events_max=20 * epochs)
     assert run.coordinator.finished
     assert [(d.t, d.at) for d in run.decisions] == [(t, float(t)) for t in range(1, epochs + 1)]
@@ -372,7 +372,9 @@ def test_the_unmodified_coordinator_yields_the_sampled_staleness(window: int, si
 def test_sampled_keeps_half_the_window_in_flight() -> None:
     """A task lasts staleness + 1 seconds, (K+1)/2 on average, and one starts per second: Little's law."""
     window, epochs = 16, 2000
-    run = Seen(Sampled(50, window, seed=4, epochs=epochs), sampled_plan(window, epochs), events_max=20 * epochs)
+    run = Seen(
+        SampledStaleness(50, window, seed=4, epochs=epochs), sampled_plan(window, epochs), events_max=20 * epochs
+    )
     steady = [run.in_flight[float(t)] for t in range(window, epochs - window)]
     assert max(steady) <= window
     assert fmean(steady) == pytest.approx((window + 1) / 2, abs=0.5)
@@ -381,7 +383,7 @@ def test_sampled_keeps_half_the_window_in_flight() -> None:
 def test_a_fleet_takes_as_long_as_link_and_speed_say(tmp_path: Path) -> None:
     always = {"b": {"start": 0, "end": 200, "ready": [[0, 200]]}}
     model = device_model(f"trace:{write(tmp_path, availability_flash=always)}", 5)
-    run = Seen(Fleet(4, model, seed=5, model_bytes=1000), Plan(4, epochs=4, retry_after_s=0.5), events_max=200)
+    run = Seen(SimulatedFleet(4, model, seed=5, model_bytes=1000), Plan(4, epochs=4, retry_after_s=0.5), events_max=200)
     for decision in run.decisions[:4]:
         down, up = model.link(decision.lease.device)
         took = 1000 / down + model.compute_s(decision.lease.device, 0) + 1000 / up
@@ -390,7 +392,9 @@ def test_a_fleet_takes_as_long_as_link_and_speed_say(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spec", ["constant", "lognormal:1", "exponential", "uniform:0.5,1.5", "pareto:1.5"])
 def test_every_fleet_finishes(spec: str) -> None:
-    run = Seen(Fleet(8, device_model(spec, 1, dropout=0.2), seed=1), Plan(4, lease_s=50.0, epochs=50), events_max=5000)
+    run = Seen(
+        SimulatedFleet(8, device_model(spec, 1, dropout=0.2), seed=1), Plan(4, lease_s=50.0, epochs=50), events_max=5000
+    )
     assert run.coordinator.finished
     assert median(decision.staleness for decision in run.decisions) >= 1
 
@@ -401,13 +405,17 @@ def phones(ready: tuple[float, float], compute_s: float) -> Traced:
 
 
 def test_phones_that_come_and_go_finish_what_fits_into_their_time() -> None:
-    run = Seen(Fleet(6, phones((10.0, 60.0), 0.5), seed=3), Plan(3, lease_s=30.0, until_s=500.0), events_max=30_000)
+    run = Seen(
+        SimulatedFleet(6, phones((10.0, 60.0), 0.5), seed=3), Plan(3, lease_s=30.0, until_s=500.0), events_max=30_000
+    )
     assert run.coordinator.finished
     assert len(run.decisions) > 100
 
 
 def test_phones_that_go_away_with_a_task_do_not_stop_the_clock() -> None:
     """Asking again when it goes, and not when it is back, it would be sent its open lease again without end."""
-    run = Seen(Fleet(3, phones((0.0, 3.0), 5.0), seed=3), Plan(3, lease_s=50.0, until_s=500.0), events_max=10_000)
+    run = Seen(
+        SimulatedFleet(3, phones((0.0, 3.0), 5.0), seed=3), Plan(3, lease_s=50.0, until_s=500.0), events_max=10_000
+    )
     assert run.coordinator.finished
     assert not run.decisions

@@ -17,9 +17,9 @@ from offbeat.protocol.messages import AnswerPush, Command, Decision, Event, MixU
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
 from offbeat.sim.engine import Engine
+from offbeat.sim.event_sources import EventSource, SampledStaleness, SimulatedFleet
 from offbeat.sim.executors import Inline
 from offbeat.sim.plane import Plane
-from offbeat.sim.sources import Fleet, Sampled, Source
 from offbeat.task import Trained, Work, start
 
 
@@ -65,7 +65,7 @@ class Played:
     def __init__(
         self,
         rule: Rule,
-        source: Source,
+        source: EventSource,
         plan: Plan,
         scheduler: Scheduler | None = None,
         seed: int = 0,
@@ -88,8 +88,8 @@ class Played:
         self.decisions += [command.decision for command in commands if isinstance(command, MixUpdate)]
 
 
-def fleet(*seconds: float) -> Fleet:
-    return Fleet(len(seconds), Listed(seconds), seed=0)
+def fleet(*seconds: float) -> SimulatedFleet:
+    return SimulatedFleet(len(seconds), Listed(seconds), seed=0)
 
 
 def test_a_run_worked_out_by_hand() -> None:
@@ -141,7 +141,7 @@ def test_no_device_has_two_tasks_and_no_update_is_lost_or_doubled() -> None:
 
 
 def test_sampled_staleness_is_what_the_coordinator_sees() -> None:
-    source = Sampled(5, 4, seed=7, epochs=50)
+    source = SampledStaleness(5, 4, seed=7, epochs=50)
     run = Played(offbeat.fedasync(0.5), source, Plan(4, tasks_per_device=None, lease_s=math.inf, epochs=50), seed=7)
     assert [(d.t, d.at) for d in run.decisions] == [(t, float(t)) for t in range(1, 51)]
     assert [d.staleness for d in run.decisions] == [source.staleness(t) for t in range(1, 51)]

@@ -1,6 +1,8 @@
 """Executors: where a training runs does not change what comes out."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,12 +13,13 @@ import pytest
 import offbeat
 from offbeat.core.layout import Array, Model
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.loading import load
+from offbeat.hosting.child import CHILD_ENVIRONMENT
+from offbeat.hosting.loading import load
+from offbeat.hosting.task_host import packed
 from offbeat.settings import Settings
 from offbeat.sim.choose import executor_of
 from offbeat.sim.executors import Inline
-from offbeat.sim.holding import packed
-from offbeat.sim.processes import CHILD_ENVIRONMENT, Processes
+from offbeat.sim.processes import Processes
 from offbeat.task import Trained, Work, start
 from tests.simulation.quadratic import Quadratic
 
@@ -157,3 +160,41 @@ def test_inline_trains_when_the_result_is_needed() -> None:
     assert job.update is None
     executor.finish([job])
     assert job.update is not None
+
+
+SCRIPT = """
+import sys
+sys.modules["cloudpickle"] = None  # as where it is not installed
+import offbeat
+from tests.simulation.quadratic import Quadratic
+
+class Mine(Quadratic):
+    pass
+
+def both(Kind):
+    task = Kind([0.0, 1.0], [0.5, 0.7], size=20, noise=0.3)
+    for executor in ("inline", "processes:2"):
+        summary = offbeat.simulate(task, executor=executor, devices=2, epochs=9).summary
+        assert summary["executor"] == executor
+        print(summary["x_sha256"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "works"),
+    [('if __name__ == "__main__":\n    both(Mine)\n', True), ("both(Mine)\n", False), ("both(Quadratic)\n", False)],
+)
+def test_a_task_from_a_script_travels_without_cloudpickle_where_the_script_can_be_imported(
+    ending: str, works: bool, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT + ending)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode == 0) == works, done.stderr
+    if works:
+        assert len(set(done.stdout.split())) == 1
+    else:
+        assert 'put the call under `if __name__ == "__main__":`' in done.stderr

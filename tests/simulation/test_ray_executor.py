@@ -10,7 +10,7 @@ import pytest
 
 from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
-from offbeat.loading import load
+from offbeat.hosting.loading import load
 from offbeat.settings import Settings
 from offbeat.sim.choose import executor_of
 from offbeat.sim.executors import Inline, Job
@@ -75,7 +75,7 @@ def test_whatever_is_lost_is_done_again_with_the_same_bits(seed: int, inline: Ru
 def test_batched_there_equals_batched_here() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-    from offbeat.sim.batched import Batched
+    from offbeat.sim.executors import Batched
 
     settings = Settings(devices=12, epochs=25, seed=3)
     task = load("digits", settings)

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
-from offbeat.loading import load
+from offbeat.hosting.loading import load
 from offbeat.settings import Settings
 from offbeat.sim.compare import compare
+from offbeat.sim.lockstep import Failure
 from offbeat.sim.on_ray import sharer, shares
 from offbeat.sim.on_ray.folders import arrived, packed_folder, unpack
 from offbeat.sim.on_ray.shares import run_on_ray
 from offbeat.sim.on_ray.sources import placed, sources_of, travelling
-from offbeat.sim.run import Stop
-from offbeat.sim.share import Failure
+from offbeat.sim.run import StopRequested
 from offbeat.sim.spec import Spec
 from offbeat.storage.json_file import read_json, write_json
 from offbeat.storage.lock import Lock
@@ -55,7 +55,7 @@ def test_runs_come_back_whole_and_the_comparison_is_the_same(
 ) -> None:
     stand_in = StandIn(4)
     monkeypatch.setattr(
-        "offbeat.sim.places.run_on_ray", lambda *given, **named: run_on_ray(*given, **named, connect=stand_in.connect)
+        "offbeat.sim.backends.run_on_ray", lambda *given, **named: run_on_ray(*given, **named, connect=stand_in.connect)
     )
     told: list[tuple[float, int]] = []
     there = compare(spec, tmp_path / "out", on="ray", pictures=False, on_progress=lambda *far: told.append(far))
@@ -142,10 +142,10 @@ def test_a_stopped_comparison_comes_back_with_its_checkpoints_and_goes_on_anywhe
 
     def stop(far: float) -> None:
         if far > 0.2:
-            raise Stop
+            raise StopRequested
 
     stand_in = StandIn(2)
-    with pytest.raises(Stop):
+    with pytest.raises(StopRequested):
         run(spec, out, stand_in, stop)
     assert all(actor.is_lost for actor in stand_in.actors)
     begun = {path.parent for path in out.glob("*/*/settings.json")}
@@ -205,7 +205,7 @@ def test_places_that_make_no_sense_are_refused(spec: Path, tmp_path: Path, optio
 
 
 def test_ray_inside_ray_is_refused(spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offbeat.sim.places.installed", lambda: None)
+    monkeypatch.setattr("offbeat.sim.backends.installed", lambda: None)
     change(spec, ("epochs = 4", 'executor = "ray"'))
     with pytest.raises(InvalidValue, match="method 'slow': executor is ray, and the whole run goes to Ray already"):
         compare(spec, tmp_path / "out", on="ray")

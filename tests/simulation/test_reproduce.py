@@ -11,7 +11,7 @@ from offbeat.reproduce.figure_curves import CurveResults, FigureCurve
 from offbeat.reproduce.paper import As
 from offbeat.reproduce.target_runs import run_target
 from offbeat.reproduce.targets import SCALES, TARGETS, PlacedCurve, ReproductionTarget, target
-from offbeat.sim.run import Stop
+from offbeat.sim.run import StopRequested
 
 READINGS: tuple[As, ...] = ("text", "authors")
 VALUES = {"devices": 10, "epochs": 20, "evaluate_every": 5, "executor": "inline", "device_model": "sampled:4"}
@@ -136,9 +136,9 @@ def test_a_stopped_reproduction_keeps_what_was_finished(tmp_path: Path) -> None:
 
     def stop(done: float, _count: int) -> None:
         if done >= 4:
-            raise Stop
+            raise StopRequested
 
-    with pytest.raises(Stop):
+    with pytest.raises(StopRequested):
         run_target(small(), results, tmp_path / "work", processes=1, tell=stop)
     kept = sum(len(results.points(curve)) for curve in small().curves[:2])
     assert 1 <= kept < 4

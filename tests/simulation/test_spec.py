@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from offbeat.errors import InvalidValue
-from offbeat.sim.compare import Spec
+from offbeat.sim.spec import Spec
 from tests.simulation.comparing import change, written
 
 FAST = "[methods.fast]"

@@ -13,7 +13,7 @@ from offbeat.protocol.messages import UpdateArrived
 from offbeat.protocol.plan import Plan
 from offbeat.sim.devices import device_model
 from offbeat.sim.engine import Engine
-from offbeat.sim.sources import Fleet
+from offbeat.sim.event_sources import SimulatedFleet
 
 
 class NoVectors:
@@ -29,7 +29,7 @@ class NoVectors:
     def metrics(self, t): return {}
 
 
-source = Fleet(1_000_000, device_model("exponential:900", 1, dropout=0.05), seed=1)
+source = SimulatedFleet(1_000_000, device_model("exponential:900", 1, dropout=0.05), seed=1)
 plan = Plan(in_flight_max=1000, lease_s=3600.0, until_s=86_400.0, evaluate_every=10**9)
 coordinator = Coordinator(offbeat.fedasync(0.6), plan, seed=1, available=source.available)
 Engine(coordinator, source, NoVectors(), lambda event, commands: None).advance()

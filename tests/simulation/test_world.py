@@ -15,8 +15,8 @@ from offbeat.protocol.plan import Plan
 from offbeat.settings import Settings
 from offbeat.sim.devices import device_model
 from offbeat.sim.distributions import distribution
+from offbeat.sim.event_sources import SimulatedFleet
 from offbeat.sim.run import Run, Simulation
-from offbeat.sim.sources import Fleet
 from offbeat.storage.run_folder import RunFolder
 from offbeat.task import Trained, Work
 from tests.simulation.quadratic import Quadratic
@@ -65,7 +65,7 @@ def test_dropout_is_each_devices_own_and_another_device_changes_nothing() -> Non
     model = device_model("constant", 3, dropout="uniform:0,0.5")
     risks = [model.dropout(device) for device in range(500)]
     assert fmean(risks) == pytest.approx(0.25, abs=0.02)
-    small, large = Fleet(5, model, seed=3), Fleet(50, model, seed=3)
+    small, large = SimulatedFleet(5, model, seed=3), SimulatedFleet(50, model, seed=3)
     lost = [
         [
             type(next(iter(world.started(lease(task, device, number), 0.0))))

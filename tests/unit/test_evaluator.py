@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from offbeat.core.layout import Model
+from offbeat.hosting.task_process import TaskClosed, TaskDied, TaskFailed
 from offbeat.server import evaluator as evaluator_module
 from offbeat.server.evaluator import FILE, PIECE, Evaluator
-from offbeat.server.task_process import TaskClosed, TaskDied, TaskFailed
 from offbeat.wire import body_of, header_of
 
 PATIENCE_S = 60.0

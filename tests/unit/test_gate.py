@@ -20,9 +20,9 @@ from offbeat.protocol.messages import AnswerPush, Command, Event, Outcome, Quara
 from offbeat.protocol.plan import Plan
 from offbeat.sim.devices import device_model
 from offbeat.sim.engine import Engine
+from offbeat.sim.event_sources import SimulatedFleet
 from offbeat.sim.executors import Inline
 from offbeat.sim.plane import Plane
-from offbeat.sim.sources import Fleet
 from offbeat.task import start
 from tests.simulation.quadratic import Quadratic
 
@@ -209,7 +209,7 @@ class Simulated:
         self.commands: list[Command] = []
         self.coordinator = Coordinator(rule, plan)
         task = Quadratic(centres=(1.0, 100.0), shrink=(0.0, 0.0))
-        executor, fleet = Inline(task), Fleet(2, device_model("constant", seed=0), seed=0)
+        executor, fleet = Inline(task), SimulatedFleet(2, device_model("constant", seed=0), seed=0)
         with Updater(compiled=False) as updater:
             plane = Plane(start(task, 0), self.coordinator, executor, updater, seed=0)
             engine = Engine(self.coordinator, fleet, plane, self.record)

@@ -15,9 +15,10 @@ from matplotlib.figure import Figure
 
 from offbeat import plots
 from offbeat.settings import Settings
-from offbeat.sim.compare import Comparison, Spec
+from offbeat.sim.compare import Comparison
 from offbeat.sim.curve import Point
 from offbeat.sim.run import Simulation
+from offbeat.sim.spec import Spec
 from tests.simulation.quadratic import Quadratic
 
 

@@ -49,9 +49,10 @@ from offbeat.report.facts import Book, read_run, runs_under
 from offbeat.report.troubles import LISTED_MAX
 from offbeat.report.wrong import REFUSED
 from offbeat.settings import Settings
-from offbeat.sim.compare import Comparison, Spec
+from offbeat.sim.compare import Comparison
 from offbeat.sim.curve import CONTRIBUTION, CURVE, Point, read_curve
-from offbeat.sim.run import Run, Simulation, Stop
+from offbeat.sim.run import Run, Simulation, StopRequested
+from offbeat.sim.spec import Spec
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.run_folder import LEDGER, RunFolder
 from tests.simulation.quadratic import Quadratic
@@ -236,9 +237,9 @@ def test_a_version_is_drawn_where_it_was_published_and_not_where_its_evaluation_
 def interrupted(folder: Path, after: int = 20) -> None:
     def stop(simulation: Simulation) -> None:
         if simulation.coordinator.t >= after:
-            raise Stop
+            raise StopRequested
 
-    with suppress(Stop):
+    with suppress(StopRequested):
         Simulation(TASK, Settings(epochs=100, in_flight_max=5), folder=folder).run(stop)
 
 

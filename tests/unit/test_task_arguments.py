@@ -8,15 +8,15 @@ from typing import Any, Optional
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from offbeat.worker.api_answers import Joined
 
 import offbeat
 from offbeat.cli import main
 from offbeat.cli.work import make
 from offbeat.errors import InvalidValue
 from offbeat.settings import Settings
-from offbeat.sim.compare import Spec
+from offbeat.sim.spec import Spec
 from offbeat.task_arguments import parsed, task_arguments
+from offbeat.worker.api_answers import Joined
 
 TASK = """
 import numpy as np

@@ -1,7 +1,7 @@
 """The process with the task in it: what it answers, how it dies, and that it never outlives whoever started it."""
 
-import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from offbeat.core.layout import Model
-from offbeat.errors import InvalidValue
-from offbeat.loading import load
-from offbeat.server import task_process
+from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.hosting import child
+from offbeat.hosting.loading import SHOWN_MAX, load
+from offbeat.hosting.task_host import TaskDescription, TaskFailure, TaskHost, answer_to
+from offbeat.hosting.task_process import TaskClosed, TaskDied, TaskFailed, TaskProcess
 from offbeat.server.evaluator import Evaluator
-from offbeat.server.task_child import SHOWN_MAX, Host
-from offbeat.server.task_process import About, TaskClosed, TaskDied, TaskFailed, TaskProcess
 from offbeat.settings import Settings
 from offbeat.task import evaluate, start
 from offbeat.wire import body_of, header_of, unpack
@@ -178,7 +178,7 @@ def test_it_tells_what_the_task_is_and_delivers_the_bits_of_x_0(
 ) -> None:
     task = load(spec, Settings())
     about = process.about()
-    assert about == About(task.identity, 3, None, 0.25, None, False, ("mean",))  # type: ignore[attr-defined]
+    assert about == TaskDescription(task.identity, 3, None, 0.25, None, False, ("mean",))  # type: ignore[attr-defined]
     (tmp_path / "made").unlink()
     for seed in seeds:
         x_0, out = start(task, seed), tmp_path / f"{seed}.safetensors"
@@ -289,7 +289,7 @@ def test_a_built_in_task_gives_the_bits_that_it_gives_here(tmp_path: Path) -> No
     task, process = load("digits", settings), TaskProcess("digits", settings)
     try:
         about, x_0 = process.about(), start(task, 7)
-        assert about == About("digits", 10, None, 0.05, "newest", True, ("loss", "accuracy"))
+        assert about == TaskDescription("digits", 10, None, 0.05, "newest", True, ("loss", "accuracy"))
         assert process.initial(7, tmp_path / "x") == x_0.layout
         assert unpack((tmp_path / "x").read_bytes(), x_0.layout).vector.tobytes() == x_0.vector.tobytes()
         assert process.evaluate(0, tmp_path / "x") == evaluate(task, x_0)
@@ -298,7 +298,7 @@ def test_a_built_in_task_gives_the_bits_that_it_gives_here(tmp_path: Path) -> No
 
 
 def test_the_server_imports_no_torch() -> None:
-    modules = "offbeat.server.evaluator, offbeat.server.reports, offbeat.server.task_process"
+    modules = "offbeat.server.evaluator, offbeat.server.reports, offbeat.hosting.task_process"
     script = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
@@ -307,31 +307,29 @@ def test_the_server_imports_no_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "why"),
+    ("verb", "arguments", "why"),
     [
-        ("not json", "the request is no JSON"),
-        ("[1]", "must be an object in which `do` is one of load, initial, evaluate"),
-        ('{"do": "__init__"}', "must be an object in which `do`"),
-        ('{"do": ["load"]}', "must be an object in which `do`"),
-        ('{"do": "load"}', "a request to load needs `task`, a text, not None"),
-        ('{"do": "load", "task": "digits", "settings": {"sed": 1}}', "unknown setting 'sed'; did you mean seed?"),
-        ('{"do": "load", "task": "nothing"}', "unknown task 'nothing'; use digits"),
-        ('{"do": "initial", "seed": 0, "out": "x"}', "no task is loaded"),
-        ('{"do": "evaluate", "t": 0, "file": "x"}', "no task is loaded"),
+        ("nothing", (), "'TaskHost' object has no attribute 'nothing'"),
+        ("load", (), "missing 1 required positional argument: 'payload'"),
+        ("load", (b"not pickled",), "task nowhere fails to load: UnpicklingError"),
+        ("load", (pickle.dumps((load, ("nothing", Settings()), {})),), "unknown task 'nothing'; use digits"),
+        ("describe", (0,), "no task is loaded"),
+        ("initial", (0, Path("x")), "no task is loaded"),
+        ("evaluate", (Path("x"),), "no task is loaded"),
     ],
 )
-def test_a_bad_request_is_answered(line: str, why: str) -> None:
-    assert why in Host().answer(line.encode())["error"]
+def test_a_bad_request_is_answered(verb: str, arguments: tuple[Any, ...], why: str) -> None:
+    answer = answer_to(TaskHost(), verb, arguments, spec="nowhere")
+    assert isinstance(answer, TaskFailure)
+    assert why in answer.line
 
 
-def test_a_request_needs_all_its_parts_and_an_error_is_not_endless(spec: str) -> None:
-    host = Host()
-    assert host.answer(json.dumps({"do": "load", "task": spec}).encode())["about"]["devices"] == 3
-    assert "needs `seed`, a whole number" in host.answer(b'{"do": "initial", "seed": "1", "out": "x"}')["error"]
-    assert "needs `out`, a text" in host.answer(b'{"do": "initial", "seed": 1}')["error"]
-    assert "needs `t`, a whole number" in host.answer(b'{"do": "evaluate", "t": -1, "file": "x"}')["error"]
+def test_an_error_is_not_endless_and_arrives_as_it_was_where_it_can(spec: str) -> None:
     Path(spec).write_text(f"raise RuntimeError('long ' * {SHOWN_MAX})")
-    assert len(host.answer(json.dumps({"do": "load", "task": spec}).encode())["error"]) < 1.1 * SHOWN_MAX
+    failed = answer_to(TaskHost(), "load", (pickle.dumps((load, (spec, Settings()), {})),), spec=spec)
+    assert len(failed.line) < 1.1 * SHOWN_MAX
+    assert isinstance(failed.error(), InvalidValue)
+    assert isinstance(failed._replace(pickled=b"").error(), OffbeatError)
 
 
 # --- how it dies -----------------------------------------------------------------------------------------------------
@@ -385,7 +383,7 @@ def test_a_task_that_was_changed_meanwhile_evaluates_nothing(process: TaskProces
 
 
 def test_a_run_that_goes_on_makes_no_x_0_and_takes_no_other_task(process: TaskProcess, tmp_path: Path) -> None:
-    about = About(load(process.spec, Settings()).identity, 3, None, 0.25, None, False, ("mean",))  # type: ignore[attr-defined]
+    about = TaskDescription(load(process.spec, Settings()).identity, 3, None, 0.25, None, False, ("mean",))  # type: ignore[attr-defined]
     process.remember(about, small().layout)
     assert process.about() is about
     assert process.pid is None
@@ -401,7 +399,7 @@ def test_a_run_that_goes_on_makes_no_x_0_and_takes_no_other_task(process: TaskPr
 
 
 def test_a_child_that_hangs_is_ended(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_process, "LOOK_S", 0.02)
+    monkeypatch.setattr(child, "LOOK_S", 0.02)
     process = TaskProcess(spec, Settings(), evaluate_max_s=0.1)
     try:
         process.about()
@@ -418,7 +416,7 @@ def test_a_child_that_hangs_is_ended(spec: str, tmp_path: Path, monkeypatch: pyt
 def test_closing_ends_an_evaluation_that_is_under_way(
     process: TaskProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, do: str
 ) -> None:
-    monkeypatch.setattr(task_process, "END_S", 5.0 if do == "wait" else 0.2)
+    monkeypatch.setattr(child, "END_S", 5.0 if do == "wait" else 0.2)
     call = Call(lambda: process.evaluate(1, written(tmp_path, small(do))))
     until((tmp_path / "begun").exists)
     pid, before = process.pid, monotonic()
@@ -435,7 +433,7 @@ def test_closing_ends_an_evaluation_that_is_under_way(
 PARENT = """
 import sys
 from pathlib import Path
-from offbeat.server.task_process import TaskProcess
+from offbeat.hosting.task_process import TaskProcess
 from offbeat.settings import Settings
 
 process = TaskProcess(sys.argv[1], Settings())

@@ -9,7 +9,7 @@ import pytest
 
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import WorkerBarred, WorkerReadmitted
-from offbeat.sim.run import Simulation, Stop
+from offbeat.sim.run import Simulation, StopRequested
 from offbeat.storage.json_file import write_json
 from offbeat.storage.ledger import Ledger
 from offbeat.web import asynchrony, overview, updates, workers
@@ -133,7 +133,7 @@ def test_a_run_that_goes_back_to_its_checkpoint_is_read_anew(tmp_path: Path) -> 
             assert simulation.ledger is not None
             simulation.ledger.flush()
             reading.refresh(0.0)
-            raise OSError("the machine goes down")  # without the checkpoint that `Stop` makes
+            raise OSError("the machine goes down")  # without the checkpoint that `StopRequested` makes
 
     with pytest.raises(OSError, match="goes down"):
         simulated_on(tmp_path / "run", stop)
@@ -225,9 +225,9 @@ def test_looks_are_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_stopping_a_run_leaves_it_interrupted(tmp_path: Path) -> None:
     def stop(simulation: Simulation) -> None:
         if simulation.coordinator.t >= 10:
-            raise Stop
+            raise StopRequested
 
-    with pytest.raises(Stop):
+    with pytest.raises(StopRequested):
         simulated(tmp_path / "run", stop)
     reading = Reading(tmp_path / "run")
     reading.refresh()

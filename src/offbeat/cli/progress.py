@@ -80,7 +80,7 @@ def plain_table(*headings: str, left: Collection[str], title: str | None = None)
 @contextmanager
 def stopping(show: Callable[Told, None]) -> Iterator[Callable[Told, None]]:
     """`show`, which also stops the run once Ctrl-C or SIGTERM has come; a second one ends the process at once."""
-    from offbeat.sim.run import Stop
+    from offbeat.sim.run import StopRequested
 
     asked = False
 
@@ -92,7 +92,7 @@ def stopping(show: Callable[Told, None]) -> Iterator[Callable[Told, None]]:
     def watch(*arguments: Told.args, **more: Told.kwargs) -> None:
         show(*arguments, **more)
         if asked:
-            raise Stop
+            raise StopRequested
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:

@@ -16,9 +16,9 @@ from offbeat.reproduce.paper import As
 from offbeat.reproduce.target_runs import run_target
 from offbeat.reproduce.targets import ReproductionTarget
 from offbeat.reproduce.targets import target as target_of
+from offbeat.sim.backends import Backend
 from offbeat.sim.curve import Point
-from offbeat.sim.places import Place
-from offbeat.sim.run import Stop
+from offbeat.sim.run import StopRequested
 from offbeat.storage.json_file import plain
 
 CHECKOUT, ELSEWHERE = Path("docs/reproduction"), Path("runs/reproduction")
@@ -28,7 +28,7 @@ def reproduce(
     *, target: str, scale: str, as_: As, folder: Path | None, work: Path, as_json: bool, **place: Any
 ) -> None:
     wanted = target_of(target, scale, as_)
-    where = Place(**place)
+    where = Backend(**place)
     where.check(())
     folder = (folder or (CHECKOUT if CHECKOUT.is_dir() else ELSEWHERE)) / f"{scale}-{as_}"
     with needs_extra("demo"):
@@ -41,7 +41,7 @@ def reproduce(
     try:
         with bar_of_runs(wanted.name) as show, stopping(show) as watch:
             run_target(wanted, results, work, **where._asdict(), tell=watch)
-    except Stop:
+    except StopRequested:
         figures.write(wanted, results, folder)
         click.echo("Stopped; the same command goes on from there.", err=True)
         raise SystemExit(INTERRUPTED) from None

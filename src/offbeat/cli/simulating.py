@@ -14,12 +14,14 @@ import click
 from offbeat.cli.options import say_deprecated, settings_of
 from offbeat.cli.progress import INTERRUPTED, bar_of_run, bar_of_runs, stopping
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
+from offbeat.hosting.loading import described
 from offbeat.settings import Settings
-from offbeat.sim.compare import Comparison, Row, Spec
+from offbeat.sim.backends import Backend
+from offbeat.sim.compare import Comparison, ComparisonRow
 from offbeat.sim.compare import compare as run_comparison
-from offbeat.sim.places import Place
-from offbeat.sim.run import RESULTS, Simulation, Stop
-from offbeat.sim.share import described, draw
+from offbeat.sim.lockstep import draw
+from offbeat.sim.run import RESULTS, Simulation, StopRequested
+from offbeat.sim.spec import Spec
 from offbeat.storage.json_file import plain
 from offbeat.trackers.follower import Following
 
@@ -58,7 +60,7 @@ def _simulate(task: str, settings: Settings, folder: Path | None, *, as_json: bo
     try:
         with tracking, bar_of_run(task) as show, stopping(show) as watch:
             run = simulation.run(watch)
-    except Stop:
+    except StopRequested:
         again = "the same command goes on from there" if folder is not None else "with --dir it could go on from there"
         click.echo(f"Stopped at epoch {simulation.coordinator.t}; {again}.", err=True)
         raise SystemExit(INTERRUPTED) from None
@@ -89,8 +91,8 @@ def compare(spec: Path, folder: Path | None, as_json: bool, **place: Any) -> Non
     say_deprecated({name: value for method in wanted.methods.values() for name, value in method.items()})
     try:
         with bar_of_runs("runs") as show, stopping(show) as watch:
-            result = run_comparison(wanted, folder, **Place(**place)._asdict(), pictures=True, on_progress=watch)
-    except Stop:
+            result = run_comparison(wanted, folder, **Backend(**place)._asdict(), pictures=True, on_progress=watch)
+    except StopRequested:
         click.echo("Stopped; the same command goes on from there.", err=True)
         raise SystemExit(INTERRUPTED) from None
     rows = result.rows()
@@ -102,10 +104,10 @@ def compare(spec: Path, folder: Path | None, as_json: bool, **place: Any) -> Non
         click.echo(json.dumps(plain({"dir": str(folder), "rows": [row._asdict() for row in rows]}), allow_nan=False))
 
 
-def _write(path: Path, rows: list[Row]) -> None:
+def _write(path: Path, rows: list[ComparisonRow]) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(Row._fields)
+        writer.writerow(ComparisonRow._fields)
         writer.writerows(rows)
 
 

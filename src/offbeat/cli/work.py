@@ -100,8 +100,7 @@ def work(
 
 
 def _work(spec: str, settings: "WorkerSettings", say: Callable[[str], None], task_args: Mapping[str, Any]) -> None:
-    from offbeat.loading import identity
-    from offbeat.sim.share import described
+    from offbeat.hosting.loading import described, identity
     from offbeat.worker.api_client import ApiClient, Hello, common_headers
     from offbeat.worker.eligibility import Eligibility, conditions_of
     from offbeat.worker.http_client import HttpClient
@@ -130,7 +129,7 @@ def _work(spec: str, settings: "WorkerSettings", say: Callable[[str], None], tas
 
 def make(spec: str, say: Callable[[str], None], joined: "Joined", task_args: Mapping[str, Any] | None = None) -> "Task":
     """The task as the server's run has it, to train with; arguments that are given here win over the server's."""
-    from offbeat.loading import identity, load
+    from offbeat.hosting.loading import identity, load
     from offbeat.settings import Settings
 
     if identity(spec) != joined.task:

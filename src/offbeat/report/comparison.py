@@ -28,7 +28,7 @@ from offbeat.report.page import (
     value,
 )
 from offbeat.report.page import pictures as side_by_side
-from offbeat.sim.comparison import spread_of
+from offbeat.sim.compare import spread_of
 
 METRICS_MAX = 3
 """Metrics that are drawn."""

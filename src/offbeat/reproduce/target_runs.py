@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offbeat.errors import OffbeatError
-from offbeat.loading import load
+from offbeat.hosting.loading import load
 from offbeat.reproduce.figure_curves import CurveResults, FigureCurve
 from offbeat.reproduce.targets import ReproductionTarget
+from offbeat.sim.backends import HERE, Backend
 from offbeat.sim.curve import CURVE, read_curve
-from offbeat.sim.places import HERE, Place
-from offbeat.sim.spec import Entry
+from offbeat.sim.spec import ComparedRun
 from offbeat.storage.json_file import read_json
 from offbeat.storage.run_folder import SUMMARY
 
@@ -41,14 +41,14 @@ def run_target(
     missing = _missing(wanted, results)
     done = len(wanted) - len(missing)
     entries = {
-        Entry(run.curve.name, run.seed, run.curve.settings(run.seed), _folder(work, run)): run for run in missing
+        ComparedRun(run.curve.name, run.seed, run.curve.settings(run.seed), _folder(work, run)): run for run in missing
     }
 
     def heard(far: float) -> None:
         _harvest(entries, results)
         tell(done + far, len(wanted))
 
-    place = Place(on, processes, ray_address)
+    place = Backend(on, processes, ray_address)
     place.check([*entries])
     heard(0.0)
     if entries:
@@ -74,7 +74,7 @@ def _missing(wanted: Sequence[SeedRun], results: CurveResults) -> list[SeedRun]:
     return list(found.values())
 
 
-def _ordered(entries: Iterable[Entry]) -> list[Entry]:
+def _ordered(entries: Iterable[ComparedRun]) -> list[ComparedRun]:
     """Seed by seed, so that every curve has its first seed before any has its last."""
     return sorted((entry for entry in entries if not (entry.folder / SUMMARY).exists()), key=lambda e: e.seed)
 
@@ -83,7 +83,7 @@ def _folder(work: Path, run: SeedRun) -> Path:
     return work / run.curve.name / f"seed-{run.seed}"
 
 
-def _harvest(entries: dict[Entry, SeedRun], results: CurveResults) -> None:
+def _harvest(entries: dict[ComparedRun, SeedRun], results: CurveResults) -> None:
     """Keep the results of runs that have finished since the last call."""
     for entry, run in list(entries.items()):
         if (entry.folder / SUMMARY).exists():

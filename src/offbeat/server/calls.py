@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from offbeat.loading import OFFERED, OVERRIDES
+from offbeat.hosting.loading import OFFERED, OVERRIDES
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import (
     HeartbeatArrived,

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import NamedTuple, Protocol
 
 from offbeat.core.layout import Layout, Model
-from offbeat.server.task_process import TaskClosed, TaskDied
+from offbeat.hosting.task_process import TaskClosed, TaskDied
 from offbeat.storage.aside import cannot_write
 from offbeat.wire import body_of, header_of
 

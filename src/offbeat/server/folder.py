@@ -21,11 +21,12 @@ from offbeat import method
 from offbeat.core.layout import Layout, Model
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.loading import identity
+from offbeat.hosting.loading import identity
+from offbeat.hosting.task_host import TaskDescription
+from offbeat.hosting.task_process import TaskProcess
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
 from offbeat.server.run import ServedRun
-from offbeat.server.task_process import About, TaskProcess
 from offbeat.settings import Settings
 from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import read_json
@@ -58,7 +59,7 @@ class Begun:
 
     folder: RunFolder
     run_id: str
-    about: About
+    about: TaskDescription
     method: Method
 
 
@@ -75,14 +76,14 @@ def begin(path: Path, spec: str, settings: Settings, process: TaskProcess, x_0: 
         else:
             _refuse_another(path, x_0)
         facts = read_json(path / RUN)
-        about = About(**{**facts["about"], "metrics": tuple(facts["about"]["metrics"])})
+        about = TaskDescription(**{**facts["about"], "metrics": tuple(facts["about"]["metrics"])})
         return Begun(folder, facts["run"], about, method_of(settings, about))
     except BaseException:
         folder.close()
         raise
 
 
-def method_of(settings: Settings, about: About) -> Method:
+def method_of(settings: Settings, about: TaskDescription) -> Method:
     """Rule, plan and scheduler; what a server cannot do is refused."""
     if about.refreshes:
         raise InvalidValue(

@@ -26,6 +26,7 @@ from aiohttp import web
 
 from offbeat.core.layout import Model
 from offbeat.errors import OffbeatError
+from offbeat.hosting.task_process import TaskProcess
 from offbeat.protocol.messages import Evaluated, WorkerJoined, WorkerLeft
 from offbeat.server.access import TOKENS, TokenBook
 from offbeat.server.app import make_app
@@ -42,7 +43,6 @@ from offbeat.server.run import ServedRun
 from offbeat.server.service import Service
 from offbeat.server.sessions import Session, Sessions
 from offbeat.server.settings import Door, ServerSettings
-from offbeat.server.task_process import TaskProcess
 from offbeat.server.views import counts
 from offbeat.settings import Settings
 from offbeat.storage.disk import Disk

@@ -10,8 +10,8 @@ from offbeat.core.rules import Rule, Schedule
 from offbeat.errors import InvalidValue
 from offbeat.protocol.scheduler import GammaSchedule
 from offbeat.settings import Settings, SettingsDict
+from offbeat.sim.lockstep import draw
 from offbeat.sim.run import Run, Simulation
-from offbeat.sim.share import draw
 from offbeat.task import Task
 
 

@@ -1,114 +1,51 @@
-"""Owns which executor a simulated run gets, and which world.
+"""Owns which executor a simulated run gets, and how runs whose trainings are of one task and one kind share theirs.
 
-Rule kept here: `auto` chooses from static facts (layer kinds, parameters, tasks in flight, cores, whether numba is
-installed), never from a timing, so the same run is the same everywhere that has as many cores, and again when it is
-resumed.
+Rules kept here:
+- `auto` chooses from static facts (layer kinds, parameters, tasks in flight, cores, whether numba is installed), never
+  from a timing, so the same run is the same everywhere that has as many cores, and again when it is resumed.
+- A shared executor knows whose training each waiting one is, so a run that fails takes only its own with it.
+- An executor that no run uses any more is closed.
 """
 
 import re
-from collections.abc import Callable
-from math import inf
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
-from offbeat.core.rules import Rule
+from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue
-from offbeat.method import DEVICES
-from offbeat.protocol.messages import Lease
+from offbeat.hosting.child import cores
+from offbeat.hosting.loading import OFFERED, OVERRIDES, load, takes_seed
+from offbeat.hosting.task_host import CannotTravel
 from offbeat.settings import Settings
-from offbeat.sim.batched import Batched, Compiled, compiling_obstacle, obstacle
-from offbeat.sim.devices import device_model
-from offbeat.sim.executors import Executor, Inline
-from offbeat.sim.holding import CannotTravel
+from offbeat.sim.event_sources import simulated_method
+from offbeat.sim.executors import (
+    Batched,
+    CompiledLoops,
+    Executor,
+    Inline,
+    Job,
+    Pending,
+    PendingEvaluation,
+    Together,
+    compiling_obstacle,
+    obstacle,
+)
 from offbeat.sim.on_ray.executor import Ray, Wishes
-from offbeat.sim.processes import Processes, cores
-from offbeat.sim.sources import Fleet, Sampled, Source
-from offbeat.task import Task, Work
+from offbeat.sim.processes import Processes
+from offbeat.task import Task, Work, start
 
 COMPILED_PARAMETERS_MAX = 65_536
 BATCHED_PARAMETERS_MAX = 65_536
 PROCESSES_PARAMETERS_MIN = 50_000
-
-
-def window_of(settings: Settings) -> int | None:
-    """K, under `sampled:K`."""
-    name, _, rest = settings.device_model.partition(":")
-    if name != "sampled":
-        return None
-    if not rest.isdecimal() or int(rest) < 1:
-        raise InvalidValue(f"device_model {settings.device_model!r}: K in sampled:K must be a whole number >= 1")
-    return int(rest)
-
-
-def source_of(task: Task, settings: Settings, rule: Rule, devices: int, model_bytes: int, epochs: int | None) -> Source:
-    """The simulated world."""
-    window = window_of(settings)
-    if window is not None:
-        _refuse_with_sampled(settings, rule)
-        return Sampled(devices, window, seed=settings.seed, epochs=inf if epochs is None else epochs)
-    if not 0 <= settings.mix_s < inf:
-        raise InvalidValue(f"mix_s is {settings.mix_s!r} but must be >= 0 seconds")
-    if settings.on_one_machine:
-        return Fleet(1, device_model("constant", settings.seed), seed=settings.seed, amount=_amount(task, 1, settings))
-    model = device_model(
-        settings.device_model,
-        settings.seed,
-        down_mbps=settings.down_mbps,
-        up_mbps=settings.up_mbps,
-        availability=settings.availability,
-        availability_period_s=settings.availability_period_s,
-        dropout=settings.dropout or None,
-    )
-    return Fleet(
-        devices,
-        model,
-        seed=settings.seed,
-        tasks_per_device=settings.tasks_per_device,
-        model_bytes=model_bytes,
-        amount=_amount(task, devices, settings),
-    )
-
-
-NOT_SAMPLED = (
-    *("staleness_policy", "trigger_every_s", "dropout", "availability", "down_mbps", "up_mbps", "in_flight_max"),
-    *("tasks_per_device", "mix_s", "over_selection", "group_deadline_s"),
-)
-"""Settings that mean nothing where every arrival is one epoch, and nobody waits or is lost."""
-
-
-def _refuse_with_sampled(settings: Settings, rule: Rule) -> None:
-    plain = Settings()
-    if rule.group or settings.rule.startswith("fedbuff"):
-        raise InvalidValue(
-            f"device_model sampled:K draws the staleness of every epoch; rule {settings.rule} has no such"
-        )
-    for name in NOT_SAMPLED:
-        if getattr(settings, name) != getattr(plain, name):
-            raise InvalidValue(f"device_model sampled:K leaves no room for {name}; leave it out")
-
-
-def _amount(task: Task, devices: int, settings: Settings) -> Callable[[Lease], float]:
-    """The work of a task relative to the mean over (some of) the devices, where the task can tell."""
-    iterations, seed = getattr(task, "iterations", None), settings.seed
-    if iterations is None:
-        return lambda _: 1.0
-    some = range(min(devices, DEVICES))
-    ordinary = getattr(task, "ordinary_iterations", None)
-    if ordinary is None:
-        ordinary = sum(iterations(Work(device, seed=seed)) for device in some) / len(some)
-
-    def amount(lease: Lease) -> float:
-        work = Work(lease.device, lease.number, seed, lease.local_iterations, lease.gamma)
-        return float(iterations(work) / ordinary)
-
-    return amount
-
-
 ANYWHERE = {f"ray_{name}": None for name in Wishes._fields}
 """What a run writes down of these: on which cluster it was, and how, makes no other run of it."""
+OF_TASK = (*(name for name in OFFERED if name != "seed"), *OVERRIDES, "on_one_machine")
+OF_EXECUTOR = ("executor", *ANYWHERE, "in_flight_max", "tasks_per_device", "device_model")
+"""The settings that decide which task it is, beside the seed where it takes one, and which executor suits it."""
 
 
 def wishes_of(settings: Settings, executor: str) -> Wishes:
-    """What is set about Ray; a wish that would change nothing is refused: one would believe in it."""
+    """What is set about Ray; refused where another executor is used, for it would change nothing."""
     wishes = {name: value for name in Wishes._fields if (value := getattr(settings, f"ray_{name}")) is not None}
     if wishes and not executor.startswith("ray"):
         raise InvalidValue(f"ray_{next(iter(wishes))} is set, but executor is {executor}; set executor to ray, too")
@@ -116,7 +53,7 @@ def wishes_of(settings: Settings, executor: str) -> Wishes:
 
 
 class Chosen(NamedTuple):
-    """An executor, and a word where it is not the one that was asked for."""
+    """An executor, and what is said where it is not the one that was asked for."""
 
     executor: Executor
     word: str | None = None
@@ -136,7 +73,7 @@ def executor_of(
     in_flight_max: int,
     wishes: Wishes = Wishes(),  # noqa: B008 (it cannot change)
 ) -> Chosen:
-    """The executor that is named, or the one that suits; what a task cannot do is done inline, with a word."""
+    """The executor that is named, or the one that suits; what a task cannot do is done inline, and that is said."""
     if spec == "auto":
         return Chosen(_suitable(task, parameters, in_flight_max))
     asked = SPEC.fullmatch(spec)
@@ -165,7 +102,7 @@ def _named(task: Task, asked: re.Match[str], wishes: Wishes) -> Executor:
         processes = Processes(task, int(asked["count"]) if asked["count"] else None)
         return Batched(task, processes) if asked["together"] else processes
     if asked["compiled"]:
-        return Compiled(task, cores())
+        return CompiledLoops(task, cores())
     return Batched(task) if asked["batched"] else Inline(task)
 
 
@@ -175,7 +112,7 @@ def _instead(task: Task, reason: str) -> Chosen:
 
 def _suitable(task: Task, parameters: int, in_flight_max: int) -> Executor:
     if parameters <= COMPILED_PARAMETERS_MAX and compiling_obstacle(task) is None:
-        return Compiled(task, cores())
+        return CompiledLoops(task, cores())
     if in_flight_max > 1 and parameters <= BATCHED_PARAMETERS_MAX and obstacle(task) is None:
         return Batched(task)
     if in_flight_max > 1 and parameters >= PROCESSES_PARAMETERS_MIN and cores() > 1:
@@ -184,3 +121,92 @@ def _suitable(task: Task, parameters: int, in_flight_max: int) -> Executor:
         except CannotTravel:
             return Inline(task)
     return Inline(task)
+
+
+# --- shared between runs ---------------------------------------------------------------------------------------------
+
+
+class SharedExecutor:
+    """One run's part in an executor that other runs use, too; the pool closes it."""
+
+    def __init__(self, shared: Executor) -> None:
+        self.shared, self.name, self.task = shared, shared.name, shared.task
+        self._waiting: dict[Job, None] = {}
+
+    @property
+    def together(self) -> bool:
+        """Are the trainings of several runs done at once, so that an error may be any run's?"""
+        return isinstance(self.shared, Together)
+
+    def submit(self, x_tau: Model, work: Work) -> Job:
+        job = self.shared.submit(x_tau, work)
+        self._waiting = {waiting: None for waiting in self._waiting if not waiting.done}
+        self._waiting[job] = None
+        return job
+
+    def measure(self, x: Model) -> PendingEvaluation:
+        return self.shared.measure(x)
+
+    def finish(self, jobs: Sequence[Pending]) -> None:
+        self.shared.finish(jobs)
+
+    def cancel(self, job: Job) -> None:
+        self._waiting.pop(job, None)
+        self.shared.cancel(job)
+
+    def withdraw(self) -> None:
+        """Nothing of this run is trained along with others any more; one that is batched can still be asked for."""
+        for job in self._waiting:
+            if not job.done:
+                self.shared.cancel(job)
+
+    def report(self) -> dict[str, float]:
+        return self.shared.report()
+
+    def close(self) -> None:
+        """The pool closes the executor itself."""
+
+
+class ExecutorPool:
+    """The executors of one process, one per task and kind."""
+
+    def __init__(self, task_spec: str, *, alone: bool = True) -> None:
+        """`alone` where no other process of the comparison runs beside this one."""
+        self.task_spec, self.alone, self._seeded = task_spec, alone, takes_seed(task_spec)
+        self._made: dict[tuple[Any, ...], Executor] = {}
+
+    def lend(self, settings: Settings) -> SharedExecutor:
+        """The executor for a run of these settings; made, with its task, where it is the first."""
+        seed = settings.seed if self._seeded else None
+        key = (seed, *(getattr(settings, name) for name in (*OF_TASK, *OF_EXECUTOR)))
+        if key not in self._made:
+            self._made[key] = self._make(settings)
+        return SharedExecutor(self._made[key])
+
+    def _make(self, settings: Settings) -> Executor:
+        """Where other processes run beside this one, no core is free for an executor that would take all."""
+        task, is_auto = load(self.task_spec, settings), settings.executor == "auto"
+        executor = executor_of(
+            task,
+            settings.executor,
+            parameters=start(task, settings.seed).layout.size if is_auto else 0,
+            in_flight_max=simulated_method(task, settings).plan.in_flight_max,
+            wishes=wishes_of(settings, settings.executor),
+        ).executor
+        if is_auto and isinstance(executor, Processes) and not self.alone:
+            executor.close()
+            return Inline(task)
+        if isinstance(executor, CompiledLoops) and not self.alone:
+            executor.threads = 1
+        return executor
+
+    def keep(self, used: Iterable[SharedExecutor]) -> None:
+        """Close the executors that none of these uses."""
+        shared = {id(part.shared) for part in used}
+        for key, executor in [*self._made.items()]:
+            if id(executor) not in shared:
+                del self._made[key]
+                executor.close()
+
+    def close(self) -> None:
+        self.keep(())

@@ -6,25 +6,27 @@ Rules kept here:
 - Runs that fail do not keep the others from finishing; which failed, and why, is said at the end.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Literal
+from statistics import mean, stdev
+from typing import Any, Literal, NamedTuple, Self
 
-from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.loading import identity
-from offbeat.sim.choose import ANYWHERE
-from offbeat.sim.comparison import Comparison, Row, refuse_unknown_metric
-from offbeat.sim.lending import Executors
-from offbeat.sim.places import Place
+from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
+from offbeat.hosting.loading import described, identity
+from offbeat.sim.backends import Backend
+from offbeat.sim.choose import ANYWHERE, ExecutorPool
+from offbeat.sim.curve import CURVE, Point, read_curve
+from offbeat.sim.lockstep import Failure, draw
 from offbeat.sim.run import Simulation
-from offbeat.sim.share import Failure, described, draw, run_share
-from offbeat.sim.spec import Entry, Spec
+from offbeat.sim.spec import ComparedRun, Spec
 from offbeat.storage.json_file import plain
 from offbeat.storage.lock import Lock
 from offbeat.storage.run_folder import LOCK, SETTINGS, SUMMARY, RunFolder
-
-__all__ = ["Comparison", "Row", "Spec", "compare", "run_share"]
 
 NAMED_MAX = 3
 """Reasons that the error gives, and runs that it names for each."""
@@ -39,11 +41,11 @@ def compare(
     ray_address: str | None = None,
     pictures: bool = True,
     on_progress: Callable[[float, int], None] = lambda *_: None,
-) -> Comparison:
+) -> "Comparison":
     """Run what has not been run, over all cores, and sum it up; `spec` may be the path of its file.
 
     `on` is here or ray, for the cluster at `ray_address`. `pictures` draws every run. Progress is told in runs done, of
-    all runs; `on_progress` may raise `Stop`.
+    all runs; `on_progress` may raise `StopRequested`.
     """
     spec, folder = Spec.of(spec), Path(folder)
     entries = spec.entries(folder)
@@ -52,7 +54,7 @@ def compare(
     task = identity(spec.task)
     waiting = [entry for entry in entries if not _is_done(entry, task)]
     done = len(entries) - len(waiting)
-    place = Place(on, processes, ray_address)
+    place = Backend(on, processes, ray_address)
     place.check(entries)
     on_progress(done, len(entries))
     if waiting:
@@ -69,9 +71,9 @@ def compare(
     return Comparison.read(spec, folder)
 
 
-def check(spec: Spec, entries: Sequence[Entry]) -> None:
+def check(spec: Spec, entries: Sequence[ComparedRun]) -> None:
     """Build one run of every method, without a folder: what is wrong with it is said in one line."""
-    executors = Executors(spec.task)
+    executors = ExecutorPool(spec.task)
     try:
         for entry in _one_of_each(entries):
             try:
@@ -84,13 +86,12 @@ def check(spec: Spec, entries: Sequence[Entry]) -> None:
         executors.close()
 
 
-def _one_of_each(entries: Sequence[Entry]) -> Iterator[Entry]:
-    """The first run of every method."""
+def _one_of_each(entries: Sequence[ComparedRun]) -> Iterator[ComparedRun]:
     for method in dict.fromkeys(entry.method for entry in entries):
         yield next(entry for entry in entries if entry.method == method)
 
 
-def _is_done(entry: Entry, task: str) -> bool:
+def _is_done(entry: ComparedRun, task: str) -> bool:
     """Finished, and with these settings; with others the folder must not be used."""
     if not (entry.folder / SETTINGS).exists():
         return False
@@ -105,7 +106,7 @@ def _is_done(entry: Entry, task: str) -> bool:
     return (entry.folder / SUMMARY).exists()
 
 
-def _filled_in(name: str, value: object, entry: Entry) -> bool:
+def _filled_in(name: str, value: object, entry: ComparedRun) -> bool:
     """Does a run write down something else than it was told? Which executor it was makes no other run of it."""
     return name in ("executor", *ANYWHERE) or (name == "devices" and (value is None or entry.settings.rule == "sgd"))
 
@@ -140,3 +141,144 @@ def _refuse_failed(failures: Sequence[Failure], count: int) -> None:
 def _some(what: Sequence[str], between: str) -> str:
     more = f" and {len(what) - NAMED_MAX} more" if len(what) > NAMED_MAX else ""
     return between.join(what[:NAMED_MAX]) + more
+
+
+# --- what a comparison shows -----------------------------------------------------------------------------------------
+
+
+class ComparisonRow(NamedTuple):
+    """One method, summed up over the seeds: mean and sample standard deviation."""
+
+    method: str
+    seeds: int
+    metric: float
+    metric_spread: float
+    reached_s: float | None
+    """Mean virtual time at which the reference's final metric was reached, over the seeds that reached it."""
+    reached_spread: float
+    reached_by: int
+    """How many seeds reached it."""
+    t: float
+    gradients: float
+    virtual_s: float
+    bytes: float
+    staleness: float
+    lanes_mean: float | None
+    """Trainings per batch, where they were batched."""
+
+
+@dataclass
+class Comparison:
+    """The results of a comparison."""
+
+    spec: Spec
+    curves: dict[str, list[list[Point]]]
+    summaries: dict[str, list[dict[str, Any]]]
+
+    @classmethod
+    def read(cls, spec: Spec, folder: Path) -> Self:
+        curves: dict[str, list[list[Point]]] = {name: [] for name in spec.methods}
+        summaries: dict[str, list[dict[str, Any]]] = {name: [] for name in spec.methods}
+        for entry in spec.entries(folder):
+            curve = read_curve(entry.folder / CURVE)
+            refuse_unknown_metric(spec, entry.method, curve[-1].metrics)
+            curves[entry.method].append(curve)
+            summaries[entry.method].append(json.loads((entry.folder / SUMMARY).read_text()))
+        return cls(spec, curves, summaries)
+
+    def rows(self) -> list[ComparisonRow]:
+        return [self._row(name) for name in self.spec.methods]
+
+    @property
+    def table(self) -> str:
+        rows, reach = self.rows(), self.spec.reach
+        columns = {"method": [row.method for row in rows], "seeds": [str(row.seeds) for row in rows]}
+        columns[self.spec.metric] = [_with_spread(row.metric, row.metric_spread, 4) for row in rows]
+        if reach is not None:
+            columns[f"{reach}'s final {self.spec.metric} after"] = [_reached_text(row) for row in rows]
+        columns |= {
+            "epochs": [f"{row.t:,.0f}" for row in rows],
+            "gradients": [f"{row.gradients:,.0f}" for row in rows],
+            "virtual s": [f"{row.virtual_s:,.1f}" for row in rows],
+            "MB": [f"{row.bytes / 1e6:,.1f}" for row in rows],
+            "staleness": [f"{row.staleness:.1f}" for row in rows],
+        }
+        if any(row.lanes_mean is not None for row in rows):
+            columns["lanes"] = ["" if row.lanes_mean is None else f"{row.lanes_mean:.1f}" for row in rows]
+        return _aligned(columns)
+
+    def plot(self, folder: Path | str) -> list[Path]:
+        """Draw the metric against virtual time, epochs, gradients and bytes; returns the files."""
+        try:
+            plots = import_module("offbeat.plots")  # by name: pictures are an extra, and a layer above
+        except ModuleNotFoundError as error:
+            raise MissingExtra(str(error.name), "plots") from error
+        files: list[Path] = plots.comparison(Path(folder), self)
+        return files
+
+    def _row(self, name: str) -> ComparisonRow:
+        summaries = self.summaries[name]
+        finals = [curve[-1].metrics[self.spec.metric] for curve in self.curves[name]]
+        reached = [at for at in self._reached(name) if at is not None]
+        lanes = [summary["lanes_mean"] for summary in summaries if "lanes_mean" in summary]
+        return ComparisonRow(
+            name,
+            len(summaries),
+            mean(finals),
+            spread_of(finals),
+            mean(reached) if reached else None,
+            spread_of(reached),
+            len(reached),
+            t=mean(summary["t"] for summary in summaries),
+            gradients=mean(summary["gradients"] for summary in summaries),
+            virtual_s=mean(summary["virtual_s"] for summary in summaries),
+            bytes=mean(summary["bytes_down"] + summary["bytes_up"] for summary in summaries),
+            staleness=mean(summary["staleness_mean"] for summary in summaries),
+            lanes_mean=mean(lanes) if lanes else None,
+        )
+
+    def _reached(self, name: str) -> Iterator[float | None]:
+        """Per seed, when this method first had the final metric of the reference with the same seed."""
+        against = self.spec.reference(name)
+        if against is None:
+            return
+        for reference, curve in zip(self.curves[against], self.curves[name], strict=True):
+            sign = -1 if self.spec.lower_is_better else 1
+            goal = sign * reference[-1].metrics[self.spec.metric]
+            yield next((p.at for p in curve if sign * p.metrics.get(self.spec.metric, math.nan) >= goal), None)
+
+
+def refuse_unknown_metric(spec: Spec, method: str, measured: Mapping[str, float]) -> None:
+    """A metric that was not measured cannot be compared."""
+    if spec.metric not in measured:
+        raise InvalidValue(f"metric is {spec.metric!r} but {method} has {', '.join(measured) or 'none'}")
+
+
+def spread_of(values: Sequence[float]) -> float:
+    """The sample standard deviation; NaN where there is none: of one value, or where a run diverged.
+
+    >>> spread_of([1.0, 3.0]), spread_of([1.0]), spread_of([1.0, float("inf")])
+    (1.4142135623730951, nan, nan)
+    """
+    return stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
+
+
+def _with_spread(value: float, spread: float, digits: int) -> str:
+    return f"{value:.{digits}f}" + ("" if math.isnan(spread) else f" ± {spread:.{digits}f}")
+
+
+def _reached_text(row: ComparisonRow) -> str:
+    if row.reached_s is None:
+        return "not reached"
+    some = "" if row.reached_by == row.seeds else f" ({row.reached_by} of {row.seeds})"
+    return f"{_with_spread(row.reached_s, row.reached_spread, 1)} s{some}"
+
+
+def _aligned(columns: dict[str, list[str]]) -> str:
+    """Columns side by side: the first to the left, numbers to the right."""
+    widths = [max(len(cell) for cell in (heading, *cells)) for heading, cells in columns.items()]
+    lines = [tuple(columns), *zip(*columns.values(), strict=True)]
+    return "\n".join(
+        "  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))])
+        for first, *rest in lines
+    )

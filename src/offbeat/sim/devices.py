@@ -56,23 +56,18 @@ class Distributed:
     each_task: bool = False
 
     def compute_s(self, device: int, number: int) -> float:
-        """Drawn once per device, or once per task."""
         return self.seconds.inverse(draws.uniform(self.seed, SPEED, device, number + 1 if self.each_task else 0))
 
     def link(self, device: int) -> tuple[float, float]:  # noqa: ARG002 (all links are alike)
-        """No limit."""
         return math.inf, math.inf
 
     def available_until(self, device: int, at: float) -> float:  # noqa: ARG002 (all are always there)
-        """For ever."""
         return math.inf
 
     def available_from(self, device: int, at: float) -> float:  # noqa: ARG002
-        """At once."""
         return at
 
     def dropout(self, device: int) -> float:  # noqa: ARG002
-        """None is ever lost."""
         return 0.0
 
 
@@ -89,7 +84,6 @@ class Adjusted:
     risk: Distribution | None = None
 
     def compute_s(self, device: int, number: int) -> float:
-        """The model's."""
         return self.base.compute_s(device, number)
 
     def link(self, device: int) -> tuple[float, float]:
@@ -113,7 +107,6 @@ class Adjusted:
         return max(at, day.ready_from(at + shift) - shift)
 
     def dropout(self, device: int) -> float:
-        """The chance that a task is lost on this device."""
         return self.risk.inverse(draws.uniform(self.seed, RISK, device)) if self.risk else self.base.dropout(device)
 
     def _day(self, device: int, availability: Distribution) -> tuple[Day, float]:

@@ -43,8 +43,8 @@ from offbeat.protocol.messages import (
     VersionPublished,
     WakeAt,
 )
-from offbeat.sim.executors import Evaluation, Job, Pending
-from offbeat.sim.sources import Arrival, Happening, Source
+from offbeat.sim.event_sources import Arrival, EventSource, Happening
+from offbeat.sim.executors import Job, Pending, PendingEvaluation
 
 Recorder = Callable[[Event, list[Command]], None]
 EVALUATIONS_AHEAD = 4
@@ -69,7 +69,7 @@ class DataPlane(Protocol):
     def publish(self) -> None: ...
     def forget(self, task: int) -> None: ...
     def evaluate(self, t: int) -> None: ...
-    def awaited_evaluation(self, t: int) -> Evaluation | None: ...
+    def awaited_evaluation(self, t: int) -> PendingEvaluation | None: ...
     def metrics(self, t: int) -> Mapping[str, float]: ...
 
 
@@ -77,7 +77,7 @@ class Engine:
     """One simulated run."""
 
     def __init__(
-        self, coordinator: Coordinator, source: Source, plane: DataPlane, record: Recorder, *, mix_s: float = 0.0
+        self, coordinator: Coordinator, source: EventSource, plane: DataPlane, record: Recorder, *, mix_s: float = 0.0
     ) -> None:
         self.coordinator, self.source, self.plane, self.record = coordinator, source, plane, record
         self.mix_s = mix_s

@@ -1,66 +1,75 @@
-"""Owns where local trainings run: here, together in one tensor program, or in other processes.
+"""Owns how local trainings are carried out: what an executor is, and those that train in this process: `inline`,
+`batched` (one tensor program, here or in each of several processes) and `compiled` (compiled loops, over the cores).
 
 Rules kept here:
 - A training is a pure function of its job, so an executor decides when and where, never what comes out.
 - A job is submitted when its task starts and awaited when its update arrives; whatever was submitted and is not yet
   done may run together. So is the evaluation of a version, when nothing depends on what it shows.
+- Nothing is trained here before a result is needed. The schedule is never changed to fill a tensor program: how full
+  it was is reported.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from offbeat.core.layout import Model
-from offbeat.task import Task, Update, Work, evaluate, solve
+from offbeat.errors import InvalidValue
+from offbeat.task import Task, Trained, Update, Work, evaluate, solve
+
+Jobs = Sequence[tuple[Model, Work]]
+"""Trainings as (x_tau, work)."""
+TrainedJobs = list[tuple[Model, Trained]]
+"""(x_new, report) of every training, in the order of the jobs."""
 
 
 class Job:
     """One training on its way."""
 
-    __slots__ = ("update", "work", "x_tau")
+    __slots__ = ("handle", "update", "work", "x_tau")
 
     def __init__(self, x_tau: Model, work: Work) -> None:
         self.x_tau, self.work = x_tau, work
         self.update: Update | None = None
+        self.handle: Any = None
+        """By which its executor finds it again."""
 
     @property
     def done(self) -> bool:
-        """Is its update there?"""
         return self.update is not None
 
 
-class Evaluation:
+class PendingEvaluation:
     """One evaluation of a global model on its way."""
 
-    __slots__ = ("metrics", "x")
+    __slots__ = ("handle", "metrics", "x")
 
     def __init__(self, x: Model) -> None:
         self.x = x
         self.metrics: Mapping[str, float] | None = None
+        self.handle: Any = None
+        """By which its executor finds it again."""
 
     @property
     def done(self) -> bool:
-        """Are its metrics there?"""
         return self.metrics is not None
 
 
-Pending = Job | Evaluation
+Pending = Job | PendingEvaluation
 
 
 class Executor(Protocol):
-    """Runs trainings of one task."""
+    """Runs trainings and evaluations of one task."""
 
     name: str
 
     @property
-    def task(self) -> Task:
-        """Whose trainings these are."""
-        ...
+    def task(self) -> Task: ...
 
     def submit(self, x_tau: Model, work: Work) -> Job:
         """Take a training on; it may begin at once or later."""
         ...
 
-    def measure(self, x: Model) -> Evaluation:
+    def measure(self, x: Model) -> PendingEvaluation:
         """Take the evaluation of a global model on; it may begin at once or later."""
         ...
 
@@ -72,12 +81,8 @@ class Executor(Protocol):
         """The job is not needed any more."""
         ...
 
-    def evaluate(self, model: Model) -> Mapping[str, float]:
-        """Metrics of a global model, here and now."""
-        ...
-
     def report(self) -> dict[str, float]:
-        """Figures about how the work was done."""
+        """Figures about how the work was done, for the summary of the run."""
         ...
 
     def close(self) -> None:
@@ -85,8 +90,11 @@ class Executor(Protocol):
         ...
 
 
+# --- in this process -------------------------------------------------------------------------------------------------
+
+
 class Inline:
-    """Trains one after the other, here, when the result is needed."""
+    """Trains one after the other, when the result is needed."""
 
     name = "inline"
 
@@ -94,31 +102,145 @@ class Inline:
         self.task = task
 
     def submit(self, x_tau: Model, work: Work) -> Job:
-        """Nothing happens until the result is needed."""
         return Job(x_tau, work)
 
-    def measure(self, x: Model) -> Evaluation:
-        """Nothing happens until the result is needed."""
-        return Evaluation(x)
+    def measure(self, x: Model) -> PendingEvaluation:
+        return PendingEvaluation(x)
 
     def finish(self, jobs: Sequence[Pending]) -> None:
-        """Train and evaluate now."""
         for job in jobs:
-            if isinstance(job, Evaluation):
+            if isinstance(job, PendingEvaluation):
                 job.metrics = job.metrics or evaluate(self.task, job.x)
-            else:
-                job.update = job.update or solve(self.task, job.x_tau, job.work)
+        self._train([job for job in jobs if isinstance(job, Job) and not job.done])
+
+    def _train(self, needed: Sequence[Job]) -> None:
+        for job in needed:
+            job.update = solve(self.task, job.x_tau, job.work)
 
     def cancel(self, job: Job) -> None:
         """Nothing was begun."""
 
-    def evaluate(self, model: Model) -> Mapping[str, float]:
-        """Here and now."""
-        return evaluate(self.task, model)
-
     def report(self) -> dict[str, float]:
-        """Nothing to tell."""
         return {}
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Nothing outlives a training."""
+
+
+class Together(Inline):
+    """Trains all that was submitted, together, when the first of it is needed; how, its kinds say."""
+
+    def __init__(self, task: Task, name: str) -> None:
+        super().__init__(task)
+        self.name = name
+        self.jobs = self.programs = 0
+        self._waiting: dict[Job, None] = {}
+
+    def _trained(self, jobs: Jobs) -> tuple[TrainedJobs, int]:
+        raise NotImplementedError
+
+    def submit(self, x_tau: Model, work: Work) -> Job:
+        job = Job(x_tau, work)
+        self._waiting[job] = None
+        return job
+
+    def _train(self, needed: Sequence[Job]) -> None:
+        if not needed:
+            return
+        batch = [*(self._waiting | dict.fromkeys(needed))]
+        results, programs = self._trained([(job.x_tau, job.work) for job in batch])
+        for job, (x_new, trained) in zip(batch, results, strict=True):
+            job.update = Update(x_new.freeze(), job.work, trained)
+        self._waiting.clear()
+        self.jobs += len(batch)
+        self.programs += programs
+
+    def cancel(self, job: Job) -> None:
+        self._waiting.pop(job, None)
+
+    def report(self) -> dict[str, float]:
+        """How many trainings a tensor program had, on average, and how many programs there were."""
+        return {"lanes_mean": self.jobs / max(self.programs, 1), "programs": self.programs}
+
+
+@runtime_checkable
+class Batchable(Task, Protocol):
+    """A task that may be able to train many at once; what comes out of a job does not depend on the jobs beside it."""
+
+    def batchable(self) -> str | None:
+        """Why it cannot; None where it can."""
+        ...
+
+    def train_many(self, jobs: Jobs) -> tuple[TrainedJobs, int]:
+        """The results, and how many runs of the tensor program they took."""
+        ...
+
+
+class Spread(Protocol):
+    """Processes that train together what each is given."""
+
+    @property
+    def batched_name(self) -> str: ...
+
+    def train_many(self, jobs: Jobs) -> tuple[TrainedJobs, int]: ...
+
+    def report(self) -> dict[str, float]: ...
+
+    def close(self) -> None: ...
+
+
+def obstacle(task: Task) -> str | None:
+    """Why trainings of this task cannot be batched; None where they can."""
+    return task.batchable() if isinstance(task, Batchable) else f"{type(task).__name__} has no `train_many`"
+
+
+class Batched(Together):
+    """Trains as one tensor program, here; or as one in each of several processes."""
+
+    def __init__(self, task: Task, over: Spread | None = None) -> None:
+        reason = obstacle(task)
+        if reason is not None or not isinstance(task, Batchable):
+            raise InvalidValue(f"this task cannot be batched: {reason}; use the executor `inline` or `processes`")
+        super().__init__(task, "batched" if over is None else over.batched_name)
+        self.over = over
+        self._where: Batchable | Spread = over or task
+
+    def _trained(self, jobs: Jobs) -> tuple[TrainedJobs, int]:
+        return self._where.train_many(jobs)
+
+    def report(self) -> dict[str, float]:
+        return super().report() | ({} if self.over is None else self.over.report())
+
+    def close(self) -> None:
+        if self.over is not None:
+            self.over.close()
+
+
+@runtime_checkable
+class Compilable(Task, Protocol):
+    """A task that may be able to train in compiled loops."""
+
+    def compilable(self) -> str | None:
+        """Why it cannot; None where it can."""
+        ...
+
+    def train_compiled(self, jobs: Jobs, threads: int) -> TrainedJobs: ...
+
+
+def compiling_obstacle(task: Task) -> str | None:
+    """Why trainings of this task cannot be compiled; None where they can."""
+    return task.compilable() if isinstance(task, Compilable) else f"{type(task).__name__} has no `train_compiled`"
+
+
+class CompiledLoops(Together):
+    """Trains each in a compiled loop, over some threads."""
+
+    def __init__(self, task: Task, threads: int) -> None:
+        reason = compiling_obstacle(task)
+        if reason is not None or not isinstance(task, Compilable):
+            raise InvalidValue(f"this task cannot be compiled: {reason}; use the executor `auto` or `inline`")
+        super().__init__(task, "compiled")
+        self.threads, self._compilable = threads, task
+
+    def _trained(self, jobs: Jobs) -> tuple[TrainedJobs, int]:
+        return self._compilable.train_compiled(jobs, self.threads), 1

@@ -6,7 +6,7 @@ from typing import Protocol
 from offbeat.core.kernel import Updater, mixed
 from offbeat.core.layout import Model
 from offbeat.protocol.messages import Decision, Lease, Spent, UpdateArrived
-from offbeat.sim.executors import Evaluation, Executor, Job
+from offbeat.sim.executors import Executor, Job, PendingEvaluation
 from offbeat.task import Update, Work
 
 
@@ -27,7 +27,7 @@ class Plane:
         self._leased: dict[int, tuple[int, Model]] = {}
         """The version that every lease started from, and its model."""
         self._jobs: dict[int, Job] = {}
-        self._evaluations: dict[int, Evaluation] = {}
+        self._evaluations: dict[int, PendingEvaluation] = {}
 
     def lease(self, lease: Lease) -> None:
         """Remember which model goes with this lease; a lease that is sent again keeps its own."""
@@ -100,7 +100,7 @@ class Plane:
         """Evaluate the newest version, which is this one."""
         self._evaluations[t] = self.executor.measure(self.x)
 
-    def awaited_evaluation(self, t: int) -> Evaluation | None:
+    def awaited_evaluation(self, t: int) -> PendingEvaluation | None:
         """The evaluation of this version, if it is not done yet."""
         return None if self._evaluations[t].done else self._evaluations[t]
 

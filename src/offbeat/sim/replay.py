@@ -7,11 +7,11 @@ events again. What cannot be replayed, the vectors, is in the checkpoint.
 from collections.abc import Iterator, Mapping
 
 from offbeat.protocol.messages import Decision, Evaluated, Lease, Spent, UpdateArrived
-from offbeat.sim.executors import Evaluation, Job
+from offbeat.sim.executors import Job, PendingEvaluation
 
 
 class Replayed:
-    """A plane without vectors: it answers what was recorded."""
+    """A plane without vectors: it answers what was recorded, and remembers what was under way."""
 
     def __init__(self, arrivals: Iterator[UpdateArrived], evaluations: Iterator[Evaluated]) -> None:
         self._arrivals, self._evaluations = arrivals, evaluations
@@ -20,11 +20,9 @@ class Replayed:
         self.evaluated: dict[int, None] = {}
 
     def lease(self, lease: Lease) -> None:
-        """Remember that a model goes with this lease."""
         self.leased.setdefault(lease.task, lease)
 
     def start(self, lease: Lease) -> None:
-        """Remember that this lease is trained for."""
         self.started[lease.task] = lease
 
     def awaited_training(self, lease: Lease) -> Job | None:  # noqa: ARG002 (nothing is trained)
@@ -32,7 +30,6 @@ class Replayed:
         return None
 
     def arrived(self, lease: Lease, at: float, spent: Spent | None) -> UpdateArrived:  # noqa: ARG002 (it is recorded)
-        """What the data plane saw then."""
         return next(self._arrivals)
 
     def mix(self, decision: Decision) -> None:
@@ -42,7 +39,6 @@ class Replayed:
         """Nothing to publish."""
 
     def forget(self, task: int) -> None:
-        """The task is over."""
         self.leased.pop(task, None)
         self.started.pop(task, None)
 
@@ -50,11 +46,10 @@ class Replayed:
         """Remember that this version is evaluated."""
         self.evaluated[t] = None
 
-    def awaited_evaluation(self, t: int) -> Evaluation | None:  # noqa: ARG002 (nothing is evaluated)
+    def awaited_evaluation(self, t: int) -> PendingEvaluation | None:  # noqa: ARG002 (nothing is evaluated)
         """Nothing has to be waited for."""
         return None
 
     def metrics(self, t: int) -> Mapping[str, float]:
-        """What was measured then."""
         del self.evaluated[t]
         return next(self._evaluations).metrics

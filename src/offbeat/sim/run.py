@@ -15,33 +15,32 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
-from offbeat import method
 from offbeat.core.kernel import Updater
 from offbeat.core.layout import Model
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue, MissingExtra
-from offbeat.loading import adapted, identity, load
+from offbeat.hosting.loading import adapted, identity, load
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Command, Decision, Evaluated, Event
-from offbeat.protocol.scheduler import GammaSchedule, Scheduler
+from offbeat.protocol.scheduler import GammaSchedule
 from offbeat.protocol.schedules import Plateau
 from offbeat.settings import Settings
-from offbeat.sim import choose
+from offbeat.sim.choose import ANYWHERE, Chosen, executor_of, wishes_of
 from offbeat.sim.curve import CONTRIBUTION, CURVE, Point, write_contribution, write_curve
 from offbeat.sim.engine import Engine
+from offbeat.sim.event_sources import simulated_method, source_of
 from offbeat.sim.executors import Executor, Pending
 from offbeat.sim.plane import Plane
 from offbeat.sim.replay import Replayed
 from offbeat.sim.tally import Tally
-from offbeat.storage.ledger import Ledger
 from offbeat.storage.model_file import load_models, save_models
 from offbeat.storage.rows import as_arrival
 from offbeat.storage.run_folder import RunFolder
-from offbeat.task import Task, start
+from offbeat.task import Task, evaluate, start
 
 CHECKPOINT_EVERY_S = 30.0
 EVENTS_AT_ONCE = 5_000
-"""Events after which a run that needs no training still lets others have a look: it may be asked to stop."""
+"""Events after which `advance` returns though no training is needed: the run may be asked to stop."""
 BYTES_PER_FLOAT = 4
 RESULTS = (
     *("t", "epochs", "applied", "gradients", "virtual_s", "wall_s", "staleness_mean", "staleness_largest"),
@@ -51,14 +50,12 @@ RESULTS = (
 """What a summary says; a task's metrics must have other names."""
 
 
-class Stop(Exception):
-    """Raised by whoever watches a run, to stop it where it stands."""
+class StopRequested(Exception):
+    """Raised by what watches a run, to stop it where it stands."""
 
 
 @dataclass
 class Run:
-    """What came out of a run."""
-
     summary: dict[str, Any]
     x: Model = field(repr=False)
     contribution: dict[int, tuple[float, float]] = field(repr=False)
@@ -99,34 +96,30 @@ class Simulation:
         folder: Path | None = None,
         updater: Updater | None = None,
     ) -> None:
-        """`executor` may be shared with other runs of the same task, and is then closed by whoever shares it.
+        """`executor` may be shared with other runs of the same task; then it is not closed here.
 
         `rule` and `gamma` take the place of what the settings name.
         """
-        self.task, self.rule = task, rule or method.rule_of(settings)
-        devices = method.devices_of(task, settings)
-        self.plan = method.plan_of(settings, self.rule, devices, choose.window_of(settings))
-        scheduler = method.scheduler_of(task, settings, self.rule, devices, gamma)
+        self.task, self.method = task, simulated_method(task, settings, rule, gamma)
+        self.rule, self.plan = self.method.rule, self.method.plan
         self.x_0 = start(task, settings.seed)
-        size = self.x_0.layout.size
-        self.source = choose.source_of(task, settings, self.rule, devices, size * BYTES_PER_FLOAT, self.plan.epochs)
+        model_bytes = self.x_0.layout.size * BYTES_PER_FLOAT
+        self.source = source_of(task, settings, self.rule, self.method.devices, model_bytes, self.plan.epochs)
         self.shared = executor is not None
-        self.executor, self.word = choose.Chosen(executor) if executor else self._chosen(settings, folder)
-        self.settings = replace(settings, executor=self.executor.name, devices=devices, **choose.ANYWHERE)  # type: ignore[arg-type]
-        self.updater = updater or Updater()
-        self.tally = Tally(size * BYTES_PER_FLOAT, decisions=[] if folder is None else None)
-        self.begun = time.perf_counter()
+        self.executor, self.word = Chosen(executor) if executor else self._chosen(settings, folder)
+        self.settings = replace(settings, executor=self.executor.name, devices=self.method.devices, **ANYWHERE)  # type: ignore[arg-type]
+        self.begun, self._checkpointed = time.perf_counter(), time.monotonic()
+        self.metrics_0 = evaluate(task, self.x_0)
+        self._check_metrics()
+        self.tally = Tally(model_bytes, decisions=[] if folder is None else None)
         self.coordinator = Coordinator(
-            self.rule, self.plan, scheduler, seed=settings.seed, available=self.source.available
+            self.rule, self.plan, self.method.scheduler, seed=settings.seed, available=self.source.available
         )
-        self.metrics_0 = self.executor.evaluate(self.x_0)
-        self._check_metrics(scheduler)
-        recorded = {"task": identity(task), **self.settings.as_dict()}
-        self.folder = RunFolder.begin(folder, recorded) if folder is not None else None
-        self.ledger: Ledger | None = self.folder.ledger() if self.folder else None
-        self._checkpointed = time.monotonic()
+        self.plane = Plane(self.x_0, self.coordinator, self.executor, updater or Updater(), seed=settings.seed)
+        self.folder = RunFolder.begin(folder, {"task": identity(task), **self.settings.as_dict()}) if folder else None
         try:
-            self._begin()
+            self.ledger = self.folder.ledger() if self.folder else None
+            self.engine = self._resumed() or self._started()
         except BaseException:
             self.close()
             raise
@@ -145,7 +138,6 @@ class Simulation:
 
     @property
     def finished(self) -> bool:
-        """Is there nothing left to do?"""
         return self.engine.finished
 
     def share(self) -> float:
@@ -162,13 +154,13 @@ class Simulation:
         return jobs
 
     def run(self, on_progress: Callable[["Simulation"], None] = lambda _: None) -> Run:
-        """Run to the end; `on_progress` may raise `Stop`, and the run can go on later from where it stands."""
+        """Run to the end; `on_progress` may raise `StopRequested`, and the run can go on later from where it stands."""
         try:
             while not self.finished:
                 self.executor.finish(self.advance())
                 on_progress(self)
             return self.result()
-        except Stop:
+        except StopRequested:
             self.checkpoint()
             raise
         finally:
@@ -197,31 +189,44 @@ class Simulation:
 
     # --- beginning, and beginning again ------------------------------------------------------------------------------
 
-    def _chosen(self, settings: Settings, folder: Path | None) -> choose.Chosen:
+    def _chosen(self, settings: Settings, folder: Path | None) -> Chosen:
         recorded = RunFolder.recorded(folder, "executor") if folder and settings.executor == "auto" else None
         asked = recorded or settings.executor
-        return choose.executor_of(
+        return executor_of(
             self.task,
             asked,
             parameters=self.x_0.layout.size,
             in_flight_max=self.plan.in_flight_max,
-            wishes=choose.wishes_of(settings, asked),
+            wishes=wishes_of(settings, asked),
         )
 
-    def _begin(self) -> None:
-        self.plane = Plane(self.x_0, self.coordinator, self.executor, self.updater, seed=self.settings.seed)
-        if self.folder and self.ledger and self.folder.checkpoint_path.exists():
-            self._resume(self.folder, self.ledger)
-            return
+    def _started(self) -> Engine:
         if self.ledger:
             self.ledger.truncate_after(0)
-        self.engine = Engine(self.coordinator, self.source, self.plane, self._record, mix_s=self.settings.mix_s)
-        self.engine.feed(Evaluated(0.0, 0, self.metrics_0))
+        engine = Engine(self.coordinator, self.source, self.plane, self._record, mix_s=self.settings.mix_s)
+        engine.feed(Evaluated(0.0, 0, self.metrics_0))
+        return engine
 
-    def _check_metrics(self, scheduler: Scheduler) -> None:
+    def _resumed(self) -> Engine | None:
+        """The run as it was at its checkpoint, if it has one."""
+        if not self.folder or not self.ledger or not self.folder.checkpoint_path.exists():
+            return None
+        models, metadata = load_models(self.folder.checkpoint_path, self.x_0.layout)
+        self.ledger.truncate_after(int(metadata["mark"]))
+        evaluations = iter(self.ledger.evaluations())
+        replayed = Replayed(iter([as_arrival(row) for row in self.ledger.rows("arrived")]), evaluations)
+        engine = Engine(self.coordinator, self.source, replayed, self.tally.count, mix_s=self.settings.mix_s)
+        engine.feed(next(evaluations))
+        engine.advance(handled_max=int(metadata["handled"]))
+        self.plane.restore(models, replayed.leased.values(), replayed.started.values(), replayed.evaluated)
+        engine.plane, engine.record = self.plane, self._record
+        self.begun -= float(metadata["wall_s"])
+        return engine
+
+    def _check_metrics(self) -> None:
         """Nothing may wait for a metric that will never come, or have the name of a result."""
         known = ", ".join(self.metrics_0) or "none: it has no test data"
-        target, gamma = self.plan.target, scheduler.gamma
+        target, gamma = self.plan.target, self.method.scheduler.gamma
         if target and target.metric not in self.metrics_0:
             raise InvalidValue(f"target is {target} but the task's metrics are {known}; the run would never end")
         if isinstance(gamma, Plateau) and gamma.metric not in self.metrics_0:
@@ -229,18 +234,6 @@ class Simulation:
         for name in RESULTS:
             if name in self.metrics_0:
                 raise InvalidValue(f"the task calls a metric {name!r}, which is the name of a result; rename it")
-
-    def _resume(self, folder: RunFolder, ledger: Ledger) -> None:
-        models, metadata = load_models(folder.checkpoint_path, self.x_0.layout)
-        ledger.truncate_after(int(metadata["mark"]))
-        evaluations = iter(ledger.evaluations())
-        replayed = Replayed(iter([as_arrival(row) for row in ledger.rows("arrived")]), evaluations)
-        self.engine = Engine(self.coordinator, self.source, replayed, self.tally.count, mix_s=self.settings.mix_s)
-        self.engine.feed(next(evaluations))
-        self.engine.advance(handled_max=int(metadata["handled"]))
-        self.plane.restore(models, replayed.leased.values(), replayed.started.values(), replayed.evaluated)
-        self.engine.plane, self.engine.record = self.plane, self._record
-        self.begun -= float(metadata["wall_s"])
 
     def checkpoint(self) -> None:
         """Write down where the run stands."""

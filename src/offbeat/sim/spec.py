@@ -22,9 +22,7 @@ FOLDER_NAME_MAX = 200
 """Bytes of a folder's name; file systems take 255."""
 
 
-class Entry(NamedTuple):
-    """One run of a comparison."""
-
+class ComparedRun(NamedTuple):
     method: str
     seed: int
     settings: Settings
@@ -33,8 +31,6 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What is compared."""
-
     task: str
     seeds: Sequence[int]
     methods: Mapping[str, Mapping[str, Any]]
@@ -77,10 +73,9 @@ class Spec:
             return self.reach
         return self.reach + self.suffixes.get(name, "")
 
-    def entries(self, folder: Path) -> list[Entry]:
-        """All runs, with their folders."""
+    def entries(self, folder: Path) -> list[ComparedRun]:
         return [
-            Entry(name, seed, Settings.of({**method, "seed": seed}), folder / safe(name) / f"seed-{seed}")
+            ComparedRun(name, seed, Settings.of({**method, "seed": seed}), folder / safe(name) / f"seed-{seed}")
             for name, method in self.methods.items()
             for seed in self.seeds
         ]

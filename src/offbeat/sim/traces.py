@@ -60,11 +60,9 @@ class Traced:
     seed: int
 
     def compute_s(self, device: int, number: int) -> float:  # noqa: ARG002 (a phone keeps its speed)
-        """The training latency of a phone, relative to the median phone."""
         return self.seconds[draws.below(len(self.seconds), self.seed, SPEED, device)]
 
     def link(self, device: int) -> tuple[float, float]:
-        """The mean speeds of a phone's network."""
         return self.links[draws.below(len(self.links), self.seed, LINK, device)]
 
     def available_until(self, device: int, at: float) -> float:
@@ -73,12 +71,10 @@ class Traced:
         return day.ready_until(at + shift) - shift
 
     def available_from(self, device: int, at: float) -> float:
-        """The beginning of its next interval, if it is not in one."""
         day, shift = self._day(device)
         return max(at, day.ready_from(at + shift) - shift)
 
-    def dropout(self, device: int) -> float:  # noqa: ARG002
-        """Only by going away."""
+    def dropout(self, device: int) -> float:  # noqa: ARG002 (it is lost only by going away)
         return 0.0
 
     def _day(self, device: int) -> tuple[Day, float]:

@@ -18,7 +18,7 @@ from math import floor
 from typing import Any, NamedTuple
 
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
-from offbeat.sim.processes import CHILD_ENVIRONMENT, cores, environment
+from offbeat.hosting.child import CHILD_ENVIRONMENT, cores
 
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -189,6 +189,21 @@ def _signals_kept() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """What processes that are started meanwhile find in their environment."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _one_line(error: BaseException) -> str:

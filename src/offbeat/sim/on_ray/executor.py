@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 from offbeat.core.layout import Layout, Model
 from offbeat.errors import InvalidValue
-from offbeat.sim.executors import Evaluation, Job, Pending
-from offbeat.sim.holding import packed
+from offbeat.hosting.task_host import packed
+from offbeat.sim.executors import Job, Pending, PendingEvaluation
 from offbeat.sim.on_ray.cluster import Cluster, installed
 from offbeat.sim.on_ray.crew import Crew, Errand, Where
 from offbeat.sim.on_ray.sources import travelling
@@ -48,7 +48,7 @@ class OnItsWay(Job):
         self.errand = Errand("train", [x_tau], (work,))
 
 
-class Watched(Evaluation):
+class Watched(PendingEvaluation):
     """An evaluation on the cluster."""
 
     __slots__ = ("errand",)

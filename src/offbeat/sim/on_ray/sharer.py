@@ -15,12 +15,13 @@ from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from typing import NamedTuple
 
+from offbeat.hosting.loading import described
+from offbeat.sim.lockstep import Failure, run_share
 from offbeat.sim.on_ray.folders import Files, packed_folder, unpack
 from offbeat.sim.on_ray.sources import Sources, placed
 from offbeat.sim.on_ray.trainer import Told, go_to, packages, told
-from offbeat.sim.run import Stop
-from offbeat.sim.share import Failure, described, run_share
-from offbeat.sim.spec import Entry
+from offbeat.sim.run import StopRequested
+from offbeat.sim.spec import ComparedRun
 from offbeat.storage.run_folder import SUMMARY
 
 FOLDERS_WAITING_MAX = 2
@@ -40,7 +41,7 @@ class Sharer:
     """A share of a comparison on some node."""
 
     def __init__(
-        self, sources: Sources, share: Sequence[Entry], begun: Sequence[Files], pictures: bool, folder: str
+        self, sources: Sources, share: Sequence[ComparedRun], begun: Sequence[Files], pictures: bool, folder: str
     ) -> None:
         """`begun` holds the files of the runs that go on."""
         go_to(folder)
@@ -85,13 +86,13 @@ class Sharer:
         entries = [entry._replace(folder=self._here[number]) for number, entry in enumerate(self._share)]
         try:
             return run_share(placed(self._sources), entries, self._tell, pictures=self._pictures, alone=False)
-        except Stop:
+        except StopRequested:
             return []
 
     def _tell(self, far: float) -> None:
         self._far = far
         if self._is_asked_to_stop.is_set():
-            raise Stop
+            raise StopRequested
         if time.monotonic() - self._looked > NEWS_EVERY_S:
             self._looked = time.monotonic()
             for number in [number for number, folder in self._here.items() if (folder / SUMMARY).exists()]:

@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any
 
 from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.sim.lockstep import Failure, Tell
 from offbeat.sim.on_ray.cluster import Call, Cluster, Lost
 from offbeat.sim.on_ray.crew import ACTOR_WAIT_S, FALSE_STARTS_MAX
 from offbeat.sim.on_ray.executor import Hiring
@@ -21,9 +22,8 @@ from offbeat.sim.on_ray.folders import arrived, packed_folder
 from offbeat.sim.on_ray.sharer import News, Sharer
 from offbeat.sim.on_ray.sources import Sources, sources_of
 from offbeat.sim.on_ray.trainer import refuse_other_packages
-from offbeat.sim.run import Stop
-from offbeat.sim.share import Failure, Tell
-from offbeat.sim.spec import Entry
+from offbeat.sim.run import StopRequested
+from offbeat.sim.spec import ComparedRun
 from offbeat.storage.run_folder import SUMMARY
 
 LOST_MAX = 3
@@ -34,7 +34,7 @@ LISTEN_S = 0.1
 
 def run_on_ray(
     task_spec: str,
-    entries: Sequence[Entry],
+    entries: Sequence[ComparedRun],
     tell: Tell,
     *,
     pictures: bool = False,
@@ -60,7 +60,7 @@ class Abroad:
     """A share on some node."""
 
     actor: Any
-    share: list[Entry]
+    share: list[ComparedRun]
     call: Call
     is_here: bool = False
     far: float = 0.0
@@ -73,14 +73,14 @@ class Shares:
 
     def __init__(self, cluster: Hiring, sources: Sources, *, pictures: bool) -> None:
         self._cluster, self._sources, self._pictures = cluster, sources, pictures
-        self._waiting: deque[list[Entry]] = deque()
+        self._waiting: deque[list[ComparedRun]] = deque()
         self._abroad: list[Abroad] = []
         self._failures: list[Failure] = []
-        self._lost: Counter[Entry] = Counter()
+        self._lost: Counter[ComparedRun] = Counter()
         self._over, self._false_starts, self._heard = 0, 0, monotonic()
 
-    def run(self, shares: Sequence[list[Entry]], tell: Tell) -> list[Failure]:
-        """Run all to their ends; `tell` hears how many runs are done, and may raise `Stop`."""
+    def run(self, shares: Sequence[list[ComparedRun]], tell: Tell) -> list[Failure]:
+        """Run all to their ends; `tell` hears how many runs are done, and may raise `StopRequested`."""
         self._waiting.extend(shares)
         try:
             while self._waiting or self._abroad:
@@ -88,7 +88,7 @@ class Shares:
                     self._begin(self._waiting.popleft())
                 self._listen()
                 tell(self._over + sum(max(abroad.far - len(abroad.back), 0.0) for abroad in self._abroad))
-        except Stop:
+        except StopRequested:
             self._stop()
             raise
         return self._failures
@@ -98,7 +98,7 @@ class Shares:
         for abroad in self._abroad:
             self._cluster.dismiss(abroad.actor)
 
-    def _begin(self, share: list[Entry]) -> None:
+    def _begin(self, share: list[ComparedRun]) -> None:
         try:
             begun = [packed_folder(entry.folder) for entry in share]
         except (InvalidValue, OSError) as error:
@@ -176,6 +176,6 @@ class Shares:
             else:
                 self._waiting.appendleft([entry])
 
-    def _fail(self, share: Sequence[Entry], why: str) -> None:
+    def _fail(self, share: Sequence[ComparedRun], why: str) -> None:
         self._failures += [Failure(entry.method, entry.seed, why) for entry in share]
         self._over += len(share)

@@ -11,9 +11,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import NamedTuple
 
-from offbeat.loading import BUILT_IN, load
+from offbeat.hosting.loading import BUILT_IN, load
+from offbeat.hosting.task_host import Recipe
 from offbeat.settings import Settings
-from offbeat.sim.holding import Recipe
 from offbeat.task import Task
 
 

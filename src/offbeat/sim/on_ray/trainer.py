@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
 from offbeat.core.layout import Layout
-from offbeat.errors import OffbeatError
-from offbeat.sim.holding import Bare, Holder, Pushed
+from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.hosting.task_host import Bare, Pushed, TaskHost
 from offbeat.task import Work
 
 PACKAGES = ("offbeat", "numpy", "torch")
@@ -27,7 +27,20 @@ class Trainer:
 
     def __init__(self, payload: bytes, layout: Layout, folder: str) -> None:
         go_to(folder)
-        self._holder = Holder(payload, layout)
+        self._payload, self._layout = payload, layout
+        self._held: TaskHost | None = None
+
+    @property
+    def _host(self) -> TaskHost:
+        """With the task, which is made when it is needed first."""
+        if self._held is None:
+            self._held = host = TaskHost()
+            try:
+                host.load(self._payload, self._layout)
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                raise InvalidValue(f"the task could not be made in another process: {why}") from error
+        return self._held
 
     def hello(self) -> Told[dict[str, str]]:
         """Here it is; with these packages."""
@@ -35,15 +48,15 @@ class Trainer:
 
     def train(self, work: Work, x_tau: Bare) -> Told[Pushed]:
         """Train from x_tau."""
-        return told(lambda: self._holder.train(x_tau, work))
+        return told(lambda: self._host.train(x_tau, work))
 
     def train_many(self, jobs: Sequence[tuple[int, Work]], *versions: Bare) -> Told[tuple[list[Pushed], int]]:
         """Train together; a job says from which of the versions it starts."""
-        return told(lambda: self._holder.train_many([(versions[number], work) for number, work in jobs]))
+        return told(lambda: self._host.train_many([(versions[number], work) for number, work in jobs]))
 
     def evaluate(self, x: Bare) -> Told[dict[str, float]]:
         """Metrics of a global model."""
-        return told(lambda: self._holder.evaluate(x))
+        return told(lambda: self._host.evaluate(x))
 
 
 def told(do: Callable[[], Found]) -> Told[Found]:

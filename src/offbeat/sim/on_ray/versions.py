@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offbeat.core.layout import Model
-from offbeat.sim.holding import Bare
+from offbeat.hosting.task_host import Bare
 
 
 @dataclass(eq=False, slots=True)

@@ -4,11 +4,15 @@ A source says what happens in the world: who joins, when a task's update arrives
 the coordinator does, and it does not know that the world is simulated.
 """
 
-import math
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import NamedTuple, Protocol
 
+from offbeat import method
 from offbeat.core import draws
+from offbeat.core.rules import Rule
+from offbeat.errors import InvalidValue
+from offbeat.method import DEVICES, Method
 from offbeat.protocol.messages import (
     AnswerPush,
     Event,
@@ -20,7 +24,10 @@ from offbeat.protocol.messages import (
     WorkerJoined,
     WorkerLeft,
 )
-from offbeat.sim.devices import DeviceModel
+from offbeat.protocol.scheduler import GammaSchedule
+from offbeat.settings import Settings
+from offbeat.sim.devices import DeviceModel, device_model
+from offbeat.task import Task, Work
 
 LOST, STALENESS, DEVICE, RETRY = 0x6C6F_7374, 0x7374_616C, 0x6465_7669, 0x7265_7472
 ATTEMPT_BITS = 20
@@ -38,7 +45,7 @@ class Arrival(NamedTuple):
 Happening = Event | Arrival
 
 
-class Source(Protocol):
+class EventSource(Protocol):
     """What the engine asks of the simulated world."""
 
     def opening(self) -> Iterator[Happening]:
@@ -62,7 +69,7 @@ class Source(Protocol):
         ...
 
 
-class Fleet:
+class SimulatedFleet:
     """n devices with speeds, links, availability and dropout of their own."""
 
     def __init__(
@@ -88,7 +95,6 @@ class Fleet:
         self._turned_away = 0
 
     def opening(self) -> Iterator[Happening]:
-        """Everybody is there from the start."""
         yield FleetJoined(0.0, self.workers, self.size)
 
     def started(self, lease: Lease, at: float) -> Iterator[Happening]:
@@ -113,7 +119,7 @@ class Fleet:
         yield arrival
 
     def answered(self, answer: AnswerPush, at: float) -> Iterator[Happening]:
-        """Whoever was told to come back pushes again; everybody else asks for the next task."""
+        """A worker that was told to come back pushes again; any other asks for its next task."""
         if answer.outcome is Outcome.BUSY:
             yield self._pushed[answer.task]._replace(at=at + self._patience(answer))
             return
@@ -121,20 +127,20 @@ class Fleet:
         yield from self._free(answer.worker, at)
 
     def revoked(self, lease: Lease, at: float) -> Iterator[Happening]:
-        """It stops, and asks for another; one that is away will ask when it is back."""
+        """The worker stops, and asks for another task; one that is away will ask when it is back."""
         self._pushed.pop(lease.task, None)
         if lease.worker in self._away:
             return
         yield from self._free(lease.worker, at)
 
     def _patience(self, answer: AnswerPush) -> float:
-        """About as long as it was told, each a little differently, so that those who were turned away spread."""
+        """About as long as the server said, for each a little different, so that they do not all come back at once."""
         self._turned_away += 1
         jitter = draws.uniform(self.seed, RETRY, answer.task, self._turned_away)
         return (answer.retry_after_s or 1.0) * (0.5 + jitter)
 
     def _unlucky(self, lease: Lease) -> bool:
-        """Drawn for this device, task and attempt, so another device changes nothing about it."""
+        """Is the task lost? Drawn for this device, task and attempt, so another device changes nothing about it."""
         risk = self.model.dropout(lease.device)
         if not risk:
             return False
@@ -147,35 +153,31 @@ class Fleet:
         yield TaskRequested(at, worker)
 
     def available(self, worker: int, at: float) -> bool:
-        """It is there, and not busy with a task that the server has given up on."""
-        return self._busy_until.get(worker, -math.inf) <= at < self.model.available_until(worker % self.size, at)
+        """Its device is there, and not busy with a task that the server has given up on."""
+        return self._busy_until.get(worker, -inf) <= at < self.model.available_until(worker % self.size, at)
 
 
-class Sampled:
+class SampledStaleness:
     """The paper's own set-up: the staleness of every epoch is drawn uniformly, and so is the device.
 
     The task of epoch t starts at time t-1-s, when x_{t-1-s} is the newest, and arrives at time t. Worker t exists for
     that one task, so a device may have several at once.
     """
 
-    def __init__(self, size: int, staleness_max: int, *, seed: int, epochs: float = math.inf) -> None:
+    def __init__(self, size: int, staleness_max: int, *, seed: int, epochs: float = inf) -> None:
         """`staleness_max` is the paper's: its staleness of 1..K is 0..K-1 here."""
         self.size, self.window, self.seed, self.epochs = size, staleness_max, seed, epochs
 
     def staleness(self, t: int) -> int:
-        """Drawn from 0..min(t-1, K-1)."""
         return draws.below(min(t, self.window), self.seed, STALENESS, t)
 
     def device(self, t: int) -> int:
-        """Drawn with replacement."""
         return draws.below(self.size, self.seed, DEVICE, t)
 
     def opening(self) -> Iterator[Happening]:
-        """The tasks that start from x_0."""
         return self._starting(0)
 
     def started(self, lease: Lease, at: float) -> Iterator[Happening]:  # noqa: ARG002 (its end was fixed before)
-        """The task of epoch t arrives at time t."""
         yield Arrival(float(lease.worker), lease)
 
     def answered(self, answer: AnswerPush, at: float) -> Iterator[Happening]:
@@ -184,11 +186,9 @@ class Sampled:
         yield from self._starting(answer.worker)
 
     def revoked(self, lease: Lease, at: float) -> Iterator[Happening]:
-        """It goes."""
         yield WorkerLeft(at, lease.worker)
 
     def available(self, worker: int, at: float) -> bool:  # noqa: ARG002 (they exist when they are needed)
-        """Always."""
         return True
 
     def _starting(self, moment: int) -> Iterator[Happening]:
@@ -196,3 +196,93 @@ class Sampled:
             if t <= self.epochs and t - 1 - self.staleness(t) == moment:
                 yield WorkerJoined(float(moment), t, self.device(t))
                 yield TaskRequested(float(moment), t)
+
+
+# --- from the settings ------------------------------------------------------------------------------------------------
+
+
+def window_of(settings: Settings) -> int | None:
+    """K, under `sampled:K`."""
+    name, _, rest = settings.device_model.partition(":")
+    if name != "sampled":
+        return None
+    if not rest.isdecimal() or int(rest) < 1:
+        raise InvalidValue(f"device_model {settings.device_model!r}: K in sampled:K must be a whole number >= 1")
+    return int(rest)
+
+
+def simulated_method(
+    task: Task, settings: Settings, rule: Rule | None = None, gamma: GammaSchedule | None = None
+) -> Method:
+    """How a simulated run decides; `rule` and `gamma` take the place of what the settings name."""
+    rule, devices = rule or method.rule_of(settings), method.devices_of(task, settings)
+    plan = method.plan_of(settings, rule, devices, window_of(settings))
+    return Method(rule, plan, method.scheduler_of(task, settings, rule, devices, gamma), settings.seed, devices)
+
+
+def source_of(
+    task: Task, settings: Settings, rule: Rule, devices: int, model_bytes: int, epochs: int | None
+) -> EventSource:
+    """The simulated world that the settings describe."""
+    window = window_of(settings)
+    if window is not None:
+        _refuse_with_sampled(settings, rule)
+        return SampledStaleness(devices, window, seed=settings.seed, epochs=inf if epochs is None else epochs)
+    if not 0 <= settings.mix_s < inf:
+        raise InvalidValue(f"mix_s is {settings.mix_s!r} but must be >= 0 seconds")
+    if settings.on_one_machine:
+        return SimulatedFleet(
+            1, device_model("constant", settings.seed), seed=settings.seed, amount=_amount(task, 1, settings)
+        )
+    model = device_model(
+        settings.device_model,
+        settings.seed,
+        down_mbps=settings.down_mbps,
+        up_mbps=settings.up_mbps,
+        availability=settings.availability,
+        availability_period_s=settings.availability_period_s,
+        dropout=settings.dropout or None,
+    )
+    return SimulatedFleet(
+        devices,
+        model,
+        seed=settings.seed,
+        tasks_per_device=settings.tasks_per_device,
+        model_bytes=model_bytes,
+        amount=_amount(task, devices, settings),
+    )
+
+
+NOT_SAMPLED = (
+    *("staleness_policy", "trigger_every_s", "dropout", "availability", "down_mbps", "up_mbps", "in_flight_max"),
+    *("tasks_per_device", "mix_s", "over_selection", "group_deadline_s"),
+)
+"""Settings that mean nothing where every arrival is one epoch, and no worker waits or is lost."""
+
+
+def _refuse_with_sampled(settings: Settings, rule: Rule) -> None:
+    plain = Settings()
+    if rule.group or settings.rule.startswith("fedbuff"):
+        raise InvalidValue(
+            f"device_model sampled:K draws the staleness of every epoch; rule {settings.rule} has no such"
+        )
+    for name in NOT_SAMPLED:
+        if getattr(settings, name) != getattr(plain, name):
+            raise InvalidValue(f"device_model sampled:K leaves no room for {name}; leave it out")
+
+
+def _amount(task: Task, devices: int, settings: Settings) -> Callable[[Lease], float]:
+    """The work of a task relative to the mean over (some of) the devices, where the task can tell."""
+    iterations, seed = getattr(task, "iterations", None), settings.seed
+    if iterations is None:
+        return lambda _: 1.0
+    some = range(min(devices, DEVICES))
+    ordinary = getattr(task, "ordinary_iterations", None)
+    if ordinary is None:
+        ordinary = sum(iterations(Work(device, seed=seed)) for device in some) / len(some)
+
+    def amount(lease: Lease) -> float:
+        work = Work(lease.device, lease.number, seed, lease.local_iterations, lease.gamma)
+        return float(iterations(work) / ordinary)
+
+    return amount

@@ -1,13 +1,13 @@
 """Owns the runs of one process: a share of a comparison's runs, in lockstep.
 
 Rules kept here:
-- All runs under way go on as far as they can, then what they need is done together; none changes its schedule for it.
+- All runs under way go on as far as they can, then the trainings that they need are done together. No run changes its
+  schedule for that.
 - Where trainings are batched, at most OPEN_MAX runs are under way, for each holds files open. Elsewhere nothing is
   gained by that, and one run is finished before the next begins.
 - A run that fails is noted and the others go on. One that is stopped leaves a checkpoint.
 """
 
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,16 +16,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from offbeat.errors import OffbeatError
+from offbeat.hosting.loading import described
+from offbeat.sim.choose import ExecutorPool, SharedExecutor
 from offbeat.sim.executors import Pending
-from offbeat.sim.lending import Borrowed, Executors
-from offbeat.sim.run import Simulation, Stop
-from offbeat.sim.spec import Entry
+from offbeat.sim.run import Simulation, StopRequested
+from offbeat.sim.spec import ComparedRun
 from offbeat.storage.run_folder import RunFolder
 
 OPEN_MAX = 64
-SHOWN_MAX = 400
-"""Letters of an error that are shown."""
 PICTURE = "run.svg"
 
 Tell = Callable[[float], None]
@@ -43,27 +41,27 @@ class Failure(NamedTuple):
 class UnderWay:
     """A run, and its part in an executor."""
 
-    entry: Entry
-    executor: Borrowed
+    entry: ComparedRun
+    executor: SharedExecutor
     simulation: Simulation
 
 
 def run_share(
     task_spec: str,
-    entries: Sequence[Entry],
+    entries: Sequence[ComparedRun],
     tell: Tell = lambda _far: None,
     *,
     pictures: bool = False,
     alone: bool = True,
 ) -> list[Failure]:
-    """Run these and return what failed; `tell` hears how many are done, and may raise `Stop`.
+    """Run these and return what failed; `tell` hears how many are done, and may raise `StopRequested`.
 
     `alone` where no other process runs a share beside this one.
     """
     share = Share(task_spec, entries, tell, pictures=pictures, alone=alone)
     try:
         share.run()
-    except Stop:
+    except StopRequested:
         share.checkpoint()
         raise
     finally:
@@ -72,18 +70,17 @@ def run_share(
 
 
 class Share:
-    """Runs that advance together."""
-
-    def __init__(self, task_spec: str, entries: Sequence[Entry], tell: Tell, *, pictures: bool, alone: bool) -> None:
+    def __init__(
+        self, task_spec: str, entries: Sequence[ComparedRun], tell: Tell, *, pictures: bool, alone: bool
+    ) -> None:
         self.failures: list[Failure] = []
         self._task_spec, self._tell, self._pictures = task_spec, tell, pictures
-        self._executors = Executors(task_spec, alone=alone)
+        self._executors = ExecutorPool(task_spec, alone=alone)
         self._waiting, self._count = deque(entries), len(entries)
         self._running: list[UnderWay] = []
         self._far = 0.0
 
     def run(self) -> None:
-        """Run all to their ends."""
         while self._waiting or self._running:
             self._begin_some()
             needed = [(run, job) for run in self._running for job in self._advanced(run)]
@@ -98,13 +95,11 @@ class Share:
             self._tell(self._far)
 
     def checkpoint(self) -> None:
-        """Write down where all stand."""
         for run in self._running:
             with suppress(Exception):  # an older checkpoint, or none, is good enough to go on from
                 run.simulation.checkpoint()
 
     def close(self) -> None:
-        """Close all files, end all processes."""
         for run in [*self._running]:
             self._drop(run)
         self._executors.close()
@@ -125,7 +120,7 @@ class Share:
         """How many may be under way: several, if those that are share a tensor program."""
         return OPEN_MAX if all(run.executor.together for run in self._running) else 1
 
-    def _begun(self, entry: Entry) -> UnderWay:
+    def _begun(self, entry: ComparedRun) -> UnderWay:
         recorded = RunFolder.recorded(entry.folder, "executor") if entry.settings.executor == "auto" else None
         settings = replace(entry.settings, executor=recorded) if recorded else entry.settings
         executor = self._executors.lend(settings)
@@ -149,7 +144,7 @@ class Share:
                 self._fail(run, error)
 
     def _do_alone(self, run: UnderWay, job: Pending) -> None:
-        """A batch failed, nobody knows by whose fault: what waits is taken back, and what this run needs done alone."""
+        """A batch failed, and any run in it may be to blame: nothing waits any more, and this job is done alone."""
         for other in self._running:
             if other.executor.shared is run.executor.shared:
                 other.executor.withdraw()
@@ -171,7 +166,7 @@ class Share:
         self._note(run.entry, error)
         self._drop(run)
 
-    def _note(self, entry: Entry, error: Exception) -> None:
+    def _note(self, entry: ComparedRun, error: Exception) -> None:
         self.failures.append(Failure(entry.method, entry.seed, described(error, self._task_spec)))
 
     def _drop(self, run: UnderWay) -> None:
@@ -179,19 +174,6 @@ class Share:
         run.executor.withdraw()
         with suppress(Exception):  # what failed before may fail again when it is closed
             run.simulation.close()
-
-
-def described(error: Exception, task_spec: str) -> str:
-    """An error in one line; of one that is not Offbeat's own, where in the task's file it came from."""
-    text = " ".join(str(error).split())
-    shown = text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "..."
-    if isinstance(error, OffbeatError):
-        return shown
-    file = Path(task_spec.partition(":")[0]).resolve()
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == file]
-    where = f" ({file.name}:{lines[-1]})" if lines else ""
-    return f"{type(error).__name__}: {shown}{where}"
 
 
 def draw(folder: Path) -> bool:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from offbeat.sim import children, share
+from offbeat.hosting import child
+from offbeat.sim import lockstep
+from offbeat.sim.choose import ExecutorPool
 from offbeat.sim.executors import Pending
-from offbeat.sim.lending import Executors
-from offbeat.sim.run import Simulation, Stop
-from offbeat.sim.share import Failure, run_share
+from offbeat.sim.lockstep import Failure, run_share
+from offbeat.sim.run import Simulation, StopRequested
 from offbeat.sim.spec import Spec
 from offbeat.storage.json_file import read_json
 from tests.simulation.comparing import change, written
@@ -42,7 +43,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_few_are_open_at_once_and_that_changes_no_bits(
     open_max: int, part: str, whole: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(share, "OPEN_MAX", open_max)
+    monkeypatch.setattr(lockstep, "OPEN_MAX", open_max)
     seen: list[int] = []
     told: list[float] = []
 
@@ -58,14 +59,14 @@ def test_few_are_open_at_once_and_that_changes_no_bits(
 
 
 def test_no_more_files_are_open_than_a_process_may_have() -> None:
-    assert share.OPEN_MAX * 4 < 1024 / 2  # a ledger with its WAL, an index and a lock
+    assert lockstep.OPEN_MAX * 4 < 1024 / 2  # a ledger with its WAL, an index and a lock
 
 
 def test_runs_under_way_fill_the_batches_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lanes = {}
     for open_max in (1, 6):
         (folder := tmp_path / str(open_max)).mkdir()
-        monkeypatch.setattr(share, "OPEN_MAX", open_max)
+        monkeypatch.setattr(lockstep, "OPEN_MAX", open_max)
         assert run(folder, ":many") == []
         lanes[open_max] = read_json(folder / "out" / "slow" / "seed-3" / "summary.json")["lanes_mean"]
     assert lanes[6] > 2 * lanes[1]
@@ -119,7 +120,7 @@ def test_nothing_is_trained_any_more_for_a_run_that_failed(tmp_path: Path, monke
 
             return noted
 
-    monkeypatch.setattr(share, "Simulation", Failing)
+    monkeypatch.setattr(lockstep, "Simulation", Failing)
     spec = written(tmp_path, ":many")
     change(spec, ('reach = "slow"\n', ""), ('[methods.slow]\nrule = "fedavg:3"\nepochs = 4\n', ""))
     read = Spec.read(spec)
@@ -140,9 +141,9 @@ def test_a_share_that_is_stopped_goes_on_with_the_same_bits(
         nonlocal count
         count += 1
         if count == moment:
-            raise Stop
+            raise StopRequested
 
-    with pytest.raises(Stop):
+    with pytest.raises(StopRequested):
         run(tmp_path, part, tell=stop)
     begun = list((tmp_path / "out").glob("*/*/settings.json"))
     assert len(begun) == (min(moment, 6) if part == ":many" else 1)
@@ -162,14 +163,14 @@ def test_ctrl_c_is_no_failure_of_a_run(tmp_path: Path) -> None:
 
 def test_processes_are_born_deaf_to_signals_until_they_say_what_they_do_then() -> None:
     program = "import signal; print(*sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
-    with children._signals_held():
+    with child.signals_blocked():
         born = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert {str(int(number)) for number in children.SIGNALS} == set(born.stdout.split())
+    assert {str(int(number)) for number in child.SIGNALS} == set(born.stdout.split())
 
 
 def test_an_executor_that_no_run_uses_any_more_is_closed(tmp_path: Path) -> None:
     spec = Spec.read(written(tmp_path, ":seeded"))
-    executors = Executors(spec.task)
+    executors = ExecutorPool(spec.task)
     one, two, *_, other = (executors.lend(entry.settings) for entry in spec.entries(tmp_path / "out"))
     assert len({id(lent.shared) for lent in (one, two, other)}) == 3
     closed: list[int] = []

@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
@@ -22,17 +23,19 @@ from offbeat.task_arguments import task_arguments
 BUILT_IN = {name: (f"offbeat.tasks.{name}", name) for name in ("digits", "cifar10", "wikitext2")}
 DEFAULT_NAME = "task"
 DIGEST_LETTERS = 12
+SHOWN_MAX = 400
+"""Letters of an error that are shown."""
 OFFERED = ("devices", "partition", "partition_sizes", "seed", "width", "vocabulary", "test_max", "task_args")
 """Settings that a function which makes a task is given, if it takes them."""
 OVERRIDES = (
     *("gamma", "rho", "weight_decay", "batch_norm", "warm_up"),
     *("batch_size", "local_passes", "local_iterations"),
 )
-"""Settings that a task of its own may have, and that win over it."""
+"""Settings that take the place of the task's own."""
 
 
 def load(spec: str, settings: Settings) -> Task:
-    """The task that this names, with the settings that concern it."""
+    """The task that `spec` names, made with the settings that concern it."""
     task = adapted(_made(spec, settings), settings)
     task.recipe = (load, (spec, settings), {})  # type: ignore[attr-defined]
     task.identity = identity(spec)  # type: ignore[attr-defined]
@@ -52,7 +55,7 @@ def identity(task: Task | str) -> str:
 
 
 def takes_seed(spec: str) -> bool:
-    """Is what this names made anew for every seed?"""
+    """Is the task that `spec` names another one for every seed?"""
     found = _found(spec)
     return not isinstance(found, Task) and callable(found) and "seed" in inspect.signature(found).parameters
 
@@ -97,7 +100,7 @@ def _made(spec: str, settings: Settings) -> Task:
 
 
 def _refuse_unused(spec: str, settings: Settings, taken: Collection[str]) -> None:
-    """A setting that would change nothing is refused: one would believe in it."""
+    """A setting that the task does not take would change nothing, and is refused."""
     plain = Settings()
     for name in OFFERED:
         if name in ("devices", "seed") or name in taken:
@@ -119,6 +122,20 @@ def _found(spec: str) -> Any:
     if not hasattr(module_, name or DEFAULT_NAME):
         raise InvalidValue(f"{path} has no {name or DEFAULT_NAME!r}; name what to take, as in {path}:NAME")
     return getattr(module_, name or DEFAULT_NAME)
+
+
+def described(error: BaseException, task_spec: str, *, anywhere: bool = False) -> str:
+    """An error in one line, with the place in the task's own file that it came from, if it did; else `anywhere`."""
+    text = " ".join(str(error).split())
+    shown = text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "..."
+    ours, file = isinstance(error, OffbeatError), Path(task_spec.partition(":")[0]).resolve()
+    frames = [*traceback.extract_tb(error.__traceback__)]
+    if error.__cause__ is not None:  # it is where things went wrong first
+        frames += traceback.extract_tb(error.__cause__.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).resolve() == file]
+    places = own or (frames if anywhere and not ours else [])
+    where = f" ({Path(places[-1].filename).name}:{places[-1].lineno})" if places else ""
+    return f"{shown}{where}" if ours else f"{type(error).__name__}: {shown}{where}"
 
 
 def _imported(path: Path) -> ModuleType:
