@@ -1,5 +1,5 @@
-"""A cluster that stands in for Ray: processes that do what they are asked when they are listened to, and that are lost by
-the dice. What goes in and out is pickled, as it is on its way to another node."""
+"""A cluster that stands in for Ray: processes that do what they are asked when they are listened to, and that are lost
+by the dice. What goes in and out is pickled, as it is on its way to another node."""
 
 import pickle
 import weakref
@@ -118,8 +118,8 @@ class StandIn(Cluster):
         except Gone:
             self.lose(process)
             return
-        if process.is_lost:
-            return
+        if not process.calls:
+            return  # it was lost in the middle
         process.calls.popleft()
         among = self.processes if remote.process is None else self.actors
         self.log.append((among.index(process), remote.verb))

@@ -172,6 +172,49 @@ def test_with_one_of_three_nodes_killed_the_bits_are_the_same(nodes: Nodes) -> N
     assert run.summary["redone"] > 0
 
 
+def test_a_process_makes_its_task_once_and_works_as_it_should(nodes: Nodes, tmp_path: Path) -> None:
+    """However many trainings it does; in one thread, and with the priority that the node has."""
+    written(tmp_path)
+    file, made = tmp_path / "pull.py", tmp_path / "made"
+    file.write_text(
+        f"{file.read_text()}\n"
+        "with (HERE / 'made').open('a') as told:\n"
+        "    told.write(f\"{os.getpid()} {os.nice(0)} {os.environ.get('OMP_NUM_THREADS')}\\n\")\n"
+    )
+    offbeat.simulate(str(file), executor="ray", ray_address=nodes.are(2).address, epochs=100, seed=1)
+    lines = [line.split() for line in made.read_text().splitlines()]
+    there = [line for line in lines if int(line[0]) != os.getpid()]
+    assert 1 <= len(there) <= 2
+    assert len({pid for pid, *_ in there}) == len(there)
+    assert {(nice, threads) for _, nice, threads in there} == {(str(os.nice(0)), "1")}
+
+
+@pytest.mark.parametrize(
+    ("does", "kind", "said"),
+    [
+        ("raise ZeroDivisionError('in my code')", ZeroDivisionError, "^in my code"),
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            OffbeatError,
+            "^a training was lost 6 times, perhaps for want of memory",
+        ),
+    ],
+)
+def test_a_training_that_fails_or_kills_its_process_is_not_begun_for_ever(
+    does: str, kind: type[Exception], said: str, nodes: Nodes, tmp_path: Path
+) -> None:
+    written(tmp_path)
+    file = tmp_path / "pull.py"
+    text = file.read_text().replace(
+        "def train(self, model, work):\n", f"def train(self, model, work):\n        {does}\n"
+    )
+    file.write_text(text)
+    with pytest.raises(kind, match=said) as error:
+        offbeat.simulate(str(file), executor="ray", ray_address=nodes.are(2).address, epochs=5, devices=1)
+    if kind is ZeroDivisionError:
+        assert f'pull.py", line {text[: text.index(does)].count(chr(10)) + 1}, in train' in error.value.__notes__[0]
+
+
 def test_runs_of_a_node_that_is_killed_are_done_again(nodes: Nodes, tmp_path: Path) -> None:
     spec = written(tmp_path)
     change(spec, ("epochs = 30", "epochs = 50"))

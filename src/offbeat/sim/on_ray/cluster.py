@@ -1,12 +1,12 @@
 """Owns the connection to Ray; no other module imports it.
 
 Rules kept here:
-- A Ray that was started or connected to here is left when its last user closes it; one that was there before stays open.
+- A Ray that was started or connected to here is left when its last user closes it. One that was there before stays.
 - Every remote call returns (error, answer), as two objects. The error is small and tells at once that the call is over
   or lost. The answer may be large and stays on its node until it is fetched. An error of the task's own code comes back
   as it was.
 - Every error of Ray that means that a process, a node or an object is gone becomes `RemoteCallLost`. Ray retries and
-  restarts nothing: whoever made the call decides.
+  restarts nothing: the caller decides.
 """
 
 import logging
@@ -71,7 +71,7 @@ class Cluster:
         return found
 
     def places(self, gpus: float) -> int:
-        """How many processes fit, with a CPU and this share of a GPU each; a cluster without room for one is refused."""
+        """How many processes fit, with a CPU and this share of a GPU each; a cluster where none fits is refused."""
         there = self.resources()
         found = places_of(there, gpus)
         if not found:

@@ -13,8 +13,6 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
 from offbeat.core.layout import Array, Layout
 from offbeat.errors import OffbeatError
 from offbeat.sim.holding import Bare, Holder, Pushed
@@ -28,16 +26,15 @@ ErrorAnswer = tuple[Exception | None, Result | None]
 
 
 class TaskParcel(NamedTuple):
-    """A task as it is sent to nodes, with the driver's folder and packages."""
+    """A task as it is sent to nodes, with the driver's folder and packages.
+
+    It travels as an array of its pickled bytes, which processes read from the object store without a copy.
+    """
 
     payload: bytes
     layout: Layout
     folder: str
     packages: dict[str, str]
-
-    def packed(self) -> Array:
-        """An array of bytes: processes of a node read it from the object store without a copy."""
-        return np.frombuffer(pickle.dumps(self), np.uint8)
 
 
 _made: tuple[str, Holder] | None = None
@@ -47,7 +44,7 @@ def _task(key: str, parcel: Array) -> Holder:
     """The task of this process, which is made when it is first asked for."""
     global _made
     if _made is None or _made[0] != key:
-        sent: TaskParcel = pickle.loads(parcel)  # noqa: S301 (packed by the driver that this process belongs to)
+        sent: TaskParcel = pickle.loads(parcel.data)  # noqa: S301 (packed by the driver that this process belongs to)
         refuse_other_packages(packages(), sent.packages)
         go_to(sent.folder)
         _made = key, Holder(sent.payload, sent.layout)
@@ -89,8 +86,9 @@ def told(do: Callable[[], Result]) -> ErrorAnswer[Result]:
 
 
 def _sendable(error: Exception) -> Exception:
-    """The error with its traceback, or its words where it cannot be pickled."""
-    error.add_note("".join(traceback.format_exception(error)))
+    """The error, or its words where it cannot be pickled; with the traceback where it is none of Offbeat's own."""
+    if not isinstance(error, OffbeatError):
+        error.add_note("".join(traceback.format_exception(error)))
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 (made on the line itself)
     except Exception:

@@ -1,20 +1,23 @@
-"""Owns the jobs of one task on a Ray cluster: those that wait, those that run, and those whose answer is not yet needed.
+"""Owns the jobs of one task on a Ray cluster: those that wait, that run, or whose answer is not yet needed.
 
 Rules kept here:
 - A job is a pure function of what it is sent. One that is lost with its process or node is sent again, before all
   others; one that is lost more than LOST_MAX times ends the run.
-- At most `results_max` jobs are begun and not yet asked for. The last place is kept for the job that is asked for, which
-  goes first, so that it can always begin.
-- A model is put into the object store once, however many jobs start from it. It is freed when the last of them is over;
-  the newest stays, for the next job will start from it.
+- At most `results_max` jobs are begun and not yet asked for. The job that is asked for goes first. The last place is
+  kept for it, so that it can always begin.
+- A model is put into the object store once, however many jobs start from it. It is freed when the last of them is
+  over. The newest stays, for the next job will start from it.
 """
 
 import hashlib
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 from weakref import WeakValueDictionary
+
+import numpy as np
 
 from offbeat.core.layout import Model
 from offbeat.errors import OffbeatError
@@ -65,8 +68,9 @@ class RemoteJobs:
         self.count = count or cluster.places(gpus)
         is_limited = self.count < places_of(cluster.resources(), gpus)
         self._running_max = self.count if is_limited else AHEAD * self.count
-        packed = parcel.packed()
-        self._key, self._parcel = hashlib.sha256(packed).hexdigest(), cluster.put(packed)
+        packed = pickle.dumps(parcel)
+        self._key = hashlib.sha256(packed).hexdigest()
+        self._parcel = cluster.put(np.frombuffer(packed, np.uint8))
         self._function = cache(lambda do: cluster.function(do, self._key, gpus))
         self.redone = 0
         self._stored: WeakValueDictionary[int, StoredModel] = WeakValueDictionary()

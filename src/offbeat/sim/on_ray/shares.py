@@ -2,8 +2,8 @@
 
 Rules kept here:
 - The folder of a run is here when the run is finished, or when the comparison is stopped; nodes need no disk in common.
-- Runs that a lost node had not finished are begun again elsewhere, from the files that are here. Each goes out alone, so
-  that a run that takes its actor down takes no other run with it.
+- Runs that a lost node had not finished are begun again elsewhere, from the files that are here. Each goes out alone:
+  a run that takes its actor down takes no other run with it.
 """
 
 from collections import Counter, deque
