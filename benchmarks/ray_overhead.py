@@ -1,4 +1,4 @@
-"""What a task costs beside its training: the executor `ray` against `processes`, with as many actors as processes.
+"""What a task costs beside its training: the executor `ray` against `processes`, with as many trainings at once.
 
 The task does nothing, so that only sending, waiting and fetching are left. Both take turns in one run, so that a busy
 machine slows them alike; the figures are medians over the turns, the ratio is the median of the ratios within a turn,
@@ -58,7 +58,6 @@ def measured(size: int, turns: int, address: str | None) -> tuple[float, float, 
     task = Idle(size)
     processes, ray = Processes(task, COUNT), Ray(task, COUNT, Wishes(address))
     try:
-        ray.gather(start(task, 0).layout)
         seen = []
         for number in range(turns + 1):
             versions = [start(task, TASKS * number + seed) for seed in range(TASKS // 4)]

@@ -1,125 +1,161 @@
-"""A cluster that stands in for Ray: actors in this process that do what they are asked when they are listened to, and
-that are lost by the dice. What goes in and out is pickled, as it is on its way to another node."""
+"""A cluster that stands in for Ray: processes that do what they are asked when they are listened to, and that are lost
+by the dice. What goes in and out is pickled, as it is on its way to another node."""
 
 import pickle
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from offbeat.hosting.task_host import Bare
-from offbeat.sim.on_ray.cluster import Call, Lost
+from offbeat.sim.on_ray.cluster import Cluster, RemoteCall, RemoteCallLost
 
 
 class Reference:
-    """A model in the object store; all who read it read the same, and cannot write."""
+    """A value in the object store; all who read it read the same, and cannot write."""
 
-    def __init__(self, value: Bare) -> None:
+    def __init__(self, value: Any) -> None:
         self.value = value
-        for array in (value.vector, *value.carried.values()):
+        for array in (value.vector, *value.carried.values()) if isinstance(value, Bare) else [value]:
             array.flags.writeable = False
 
 
-class Actor:
-    """An actor, and the calls that it has not done yet."""
+class Remote(NamedTuple):
+    """A function that any process does, or a method of the one that is named."""
 
-    def __init__(self, made: Any) -> None:
+    do: Callable[..., Any]
+    process: "Process | None" = None
+
+    @property
+    def verb(self) -> str:
+        return str(self.do.__name__)
+
+
+class Process:
+    """A process on some node, perhaps with an actor, and the calls that it has not done yet."""
+
+    def __init__(self, made: Any = None) -> None:
         self.made, self.is_lost = made, False
-        self.calls: deque[tuple[Call, str, tuple[Any, ...]]] = deque()
+        self.calls: deque[tuple[RemoteCall, Remote, tuple[Any, ...]]] = deque()
+
+    def __getattr__(self, verb: str) -> Remote:
+        return Remote(getattr(self.made, verb), self)
 
 
-class StandIn:
-    """So many places, and the chance that an actor is lost at any call."""
+class StandIn(Cluster):
+    """So many places, and the chance that a process is lost at any call."""
 
     def __init__(self, places: int = 3, *, loss: float = 0.0, lost_max: float = inf, seed: int = 0) -> None:
         self.count, self.loss, self.lost_max, self.rng = places, loss, lost_max, np.random.default_rng(seed)
-        self.actors: list[Actor] = []
+        self.processes = [Process() for _ in range(places)]
+        """Those that do functions; a new one takes the place of one that is lost."""
+        self.actors: list[Process] = []
         self.hired: list[tuple[Any, ...]] = []
         self.store: weakref.WeakSet[Reference] = weakref.WeakSet()
         self.puts = self.lost = self.waiting_max = self.answered = 0
         self.log: list[tuple[int, str]] = []
-        """Which actor did what."""
+        """Which process did what."""
         self.is_closed = False
-        self._results: dict[Call, tuple[bytes, bytes]] = {}
-        self._of: dict[Call, Actor] = {}
-        self._waiting: set[Call] = set()
+        self._results: dict[RemoteCall, tuple[bytes, bytes]] = {}
+        self._of: dict[RemoteCall, Process] = {}
+        self._waiting: set[RemoteCall] = set()
 
     def connect(self, _address: str | None) -> "StandIn":
         return self
 
-    def places(self, _gpus: float) -> int:
-        return self.count
+    def resources(self) -> dict[str, float]:
+        return {"CPU": self.count}
 
-    def hire(self, kind: type, *arguments: Any, gpus: float = 0.0) -> Actor:  # noqa: ARG002
+    def function(self, do: Callable[..., Any], task_key: str, gpus: float = 0.0) -> Remote:  # noqa: ARG002
+        return Remote(do)
+
+    def actor(self, kind: type, *arguments: Any) -> Process:
         self.hired.append(arguments)
-        actor = Actor(kind(*_sent(arguments)))
+        actor = Process(kind(*_sent(arguments)))
         self.actors.append(actor)
         return actor
 
     def put(self, value: Any) -> Reference:
-        self.puts += 1
-        self.store.add(reference := Reference(_sent(value)))
+        reference = Reference(_sent(value))
+        if isinstance(value, Bare):
+            self.puts += 1
+            self.store.add(reference)
         return reference
 
-    def call(self, actor: Actor, verb: str, *arguments: Any) -> Call:
-        call = Call(object(), object())
-        self._of[call] = actor
-        actor.calls.append((call, verb, arguments))
-        if verb in ("train", "train_many", "evaluate"):
+    def call(self, remote: Remote, *arguments: Any) -> RemoteCall:
+        call = RemoteCall(object(), object())
+        self._give(call, remote, arguments)
+        if remote.process is None and remote.verb != "prepare":
             self._waiting.add(call)
             self.waiting_max = max(self.waiting_max, len(self._waiting))
         return call
 
-    def ended(self, calls: Sequence[Call], wait_s: float) -> list[Call]:
-        """Some actors, at least one if that is waited for, do the next of their calls."""
-        working = [actor for actor in dict.fromkeys(self._of[call] for call in calls) if actor.calls]
-        for actor in working:
-            if self.rng.random() < 0.5 or (wait_s and actor is working[-1]):
-                self._work(actor)
+    def _give(self, call: RemoteCall, remote: Remote, arguments: tuple[Any, ...]) -> None:
+        self._of[call] = remote.process or min(self.processes, key=lambda process: len(process.calls))
+        self._of[call].calls.append((call, remote, arguments))
+
+    def ended(self, calls: Sequence[RemoteCall], wait_s: float) -> list[RemoteCall]:
+        """Some processes, at least one if that is waited for, do the next of their calls."""
+        working = [process for process in dict.fromkeys(self._of[call] for call in calls) if process.calls]
+        for process in working:
+            if self.rng.random() < 0.5 or (wait_s and process is working[-1]):
+                self._work(process)
         return [call for call in calls if call in self._results or self._of[call].is_lost]
 
-    def _work(self, actor: Actor) -> None:
-        if actor.is_lost:
+    def _work(self, process: Process) -> None:
+        if process.is_lost:
             return
         if self.rng.random() < self.loss and self.lost < self.lost_max:
-            self.lose(actor)
+            self.lose(process)
             return
-        call, verb, arguments = actor.calls.popleft()
-        self.log.append((self.actors.index(actor), verb))
+        call, remote, arguments = process.calls[0]
         received = [argument.value if isinstance(argument, Reference) else _sent(argument) for argument in arguments]
         try:
-            error, answer = getattr(actor.made, verb)(*received)
+            error, answer = remote.do(*received)
         except Gone:
-            self.lose(actor)
+            self.lose(process)
             return
+        if not process.calls:
+            return  # it was lost in the middle
+        process.calls.popleft()
+        among = self.processes if remote.process is None else self.actors
+        self.log.append((among.index(process), remote.verb))
         self._results[call] = (pickle.dumps(error), pickle.dumps(answer))
 
-    def lose(self, actor: Actor) -> None:
-        """The actor's node is gone, with all answers that it kept."""
-        actor.is_lost = True
-        actor.calls.clear()
+    def lose(self, process: Process) -> None:
+        """The process is gone, with what it did and all answers that it kept; what had not begun goes to others."""
+        process.is_lost = True
         self.lost += 1
-        self._waiting = {call for call in self._waiting if self._of[call] is not actor}
-        if hasattr(actor.made, "stop"):
-            actor.made.stop()
+        self._waiting = {call for call in self._waiting if self._of[call] is not process}
+        if process in self.processes:
+            self.processes[self.processes.index(process)] = Process()
+            for call, remote, arguments in [*process.calls][1:]:
+                self._give(call, remote, arguments)
+        process.calls.clear()
+        if hasattr(process.made, "stop"):
+            process.made.stop()
 
-    def error(self, call: Call) -> Exception | None:
-        return self._fetched(call, 0)  # type: ignore[no-any-return]
+    def error(self, call: RemoteCall) -> Exception | None:
+        return self._kept(call, 0)  # type: ignore[no-any-return]
 
-    def answer(self, call: Call) -> Any:
+    def answer(self, call: RemoteCall) -> Any:
         self._waiting.discard(call)
         self.answered += 1
-        return self._fetched(call, 1)
+        return self._kept(call, 1)
 
-    def _fetched(self, call: Call, place: int) -> Any:
+    def _kept(self, call: RemoteCall, place: int) -> Any:
         if self._of[call].is_lost:
-            raise Lost("the node is gone")
+            raise RemoteCallLost("the node is gone")
         return _read(self._results[call][place])
 
-    def dismiss(self, actor: Actor) -> None:
+    def cancel(self, call: RemoteCall) -> None:
+        process = self._of[call]
+        process.calls = deque(given for given in process.calls if given[0] != call)
+
+    def end_actor(self, actor: Process) -> None:
         actor.is_lost = True
 
     def close(self) -> None:
@@ -127,7 +163,7 @@ class StandIn:
 
 
 class Gone(BaseException):
-    """Raised by a task that takes its actor with it."""
+    """Raised by a task that takes its process with it."""
 
 
 def _sent(value: Any) -> Any:

@@ -14,7 +14,7 @@ from offbeat.hosting.loading import load
 from offbeat.settings import Settings
 from offbeat.sim.choose import executor_of
 from offbeat.sim.executors import Inline, Job
-from offbeat.sim.on_ray import cluster, crew, trainer
+from offbeat.sim.on_ray import cluster, on_node, remote_jobs
 from offbeat.sim.on_ray.executor import Ray, Wishes
 from offbeat.sim.run import Run, Simulation
 from offbeat.task import Trained, Work, start
@@ -56,9 +56,9 @@ def test_the_bits_and_the_curve_are_those_of_inline(places: int, inline: Run) ->
     assert there.summary["x_sha256"] == inline.summary["x_sha256"]
     assert there.metrics == inline.metrics
     assert (there.summary["actors"], there.summary["redone"]) == (places, 0)
-    assert {actor for actor, verb in stand_in.log if verb == "train"} == set(range(places)), "all have work"
+    assert {process for process, verb in stand_in.log if verb == "train"} == set(range(places)), "all have work"
     assert stand_in.is_closed
-    assert all(actor.is_lost for actor in stand_in.actors)
+    assert not any(process.calls for process in stand_in.processes), "what still ran was stopped"
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -69,7 +69,6 @@ def test_whatever_is_lost_is_done_again_with_the_same_bits(seed: int, inline: Ru
     assert there.metrics == inline.metrics
     assert stand_in.lost > 3
     assert there.summary["redone"] > 0
-    assert len(stand_in.actors) == 3 + stand_in.lost, "each has been replaced"
 
 
 def test_batched_there_equals_batched_here() -> None:
@@ -84,7 +83,7 @@ def test_batched_there_equals_batched_here() -> None:
     there = run(Batched(task, on(stand_in, task)), settings)
     assert there.summary["x_sha256"] == here.summary["x_sha256"]
     assert there.summary["executor"] == "ray+batched"
-    assert {verb for _, verb in stand_in.log} == {"hello", "train_many"}
+    assert {verb for _, verb in stand_in.log} == {"prepare", "train_many"}
     assert stand_in.lost
 
 
@@ -180,7 +179,7 @@ class Failing(Quadratic):
 
 
 class Deadly(Quadratic):
-    """A task that takes its actor with it."""
+    """A task that takes its process with it."""
 
     def train(self, model: Model, work: Work) -> Trained:
         if work.device == 2:
@@ -194,8 +193,10 @@ def test_an_error_in_the_users_code_comes_through_and_only_for_its_own_training(
     good, bad = executor.submit(x, Work(0)), executor.submit(x, Work(2))
     executor.finish([good])
     for _ in range(2):
-        with pytest.raises(ZeroDivisionError, match="in my code"):
+        with pytest.raises(ZeroDivisionError, match="in my code") as error:
             executor.finish([bad])
+    assert 'raise ZeroDivisionError("in my code")' in error.value.__notes__[0], "where it was raised"
+    assert len(error.value.__notes__) == 1
     assert good.done
     executor.close()
 
@@ -211,40 +212,62 @@ def test_an_error_that_cannot_travel_arrives_in_words() -> None:
     def fail() -> None:
         raise Unspeakable("this and that")
 
-    error, answer = trainer.told(fail)
+    error, answer = on_node.told(fail)
     assert isinstance(error, OffbeatError)
     assert (str(error), answer) == ("Unspeakable: this and that", None)
 
 
-def test_a_training_that_takes_its_actor_with_it_ends_the_run_in_words() -> None:
+def test_a_training_that_takes_its_process_with_it_ends_the_run_in_words() -> None:
     stand_in = StandIn(3)
     executor = on(stand_in, Deadly([0.0, 1.0, 4.0], [0.5, 0.5, 0.5]))
     x = start(executor.task, 0)
     jobs: list[Job] = [executor.submit(x, Work(device, number)) for number in range(3) for device in range(3)]
     with pytest.raises(OffbeatError, match="a training was lost 6 times"):
         executor.finish(jobs)
-    assert stand_in.lost == pytest.approx(crew.LOST_MAX, abs=3 * crew.LOST_MAX)
+    assert stand_in.lost == pytest.approx(remote_jobs.LOST_MAX, abs=3 * remote_jobs.LOST_MAX)
     executor.close()
 
 
 def test_a_cluster_on_which_nothing_starts_is_an_error_in_words() -> None:
     stand_in = StandIn(3, loss=1.0)
-    with pytest.raises(OffbeatError, match=r"no actor can start on this Ray cluster; is Offbeat on every node\?"):
+    with pytest.raises(OffbeatError, match="a training was lost 6 times, perhaps for want of memory: the node is gone"):
         run(on(stand_in))
     assert stand_in.is_closed
 
 
 def test_a_cluster_that_has_no_room_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "ACTOR_WAIT_S", 0.0)
     monkeypatch.setattr(StandIn, "ended", lambda *_: [])
-    with pytest.raises(OffbeatError, match="no node of the Ray cluster had room for an actor in 0 s"):
+    with pytest.raises(OffbeatError, match="no node of the Ray cluster had room for a training in 300 s"):
         run(on(StandIn(2)))
+
+
+def test_a_training_may_take_longer_than_a_node_may_have_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in, ended, silent = StandIn(1), StandIn.ended, iter(range(int(2 * remote_jobs.ROOM_WAIT_S)))
+    executor = on(stand_in)
+    x = start(TASK, 0)
+    executor.finish([executor.submit(x, Work(0))])
+    monkeypatch.setattr(StandIn, "ended", lambda *given: ended(*given) if next(silent, None) is None else [])
+    executor.finish([job := executor.submit(x, Work(1))])
+    assert job.done
+    executor.close()
+
+
+def test_a_cluster_without_any_node_left_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor, x = on(StandIn(1)), start(TASK, 0)
+    executor.finish([executor.submit(x, Work(0))])
+    monkeypatch.setattr(StandIn, "ended", lambda *_: [])
+    monkeypatch.setattr(StandIn, "resources", lambda _: {"GPU": 1.0})
+    with pytest.raises(OffbeatError, match="it has 0 CPUs and 1 GPUs, and each training needs 1 and 0"):
+        executor.finish([executor.submit(x, Work(1))])
+    executor.close()
 
 
 def test_a_node_with_other_packages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer.Trainer, "hello", lambda _: (None, {**trainer.packages(), "numpy": "1.0"}))
+    driver, node = on_node.packages(), {**on_node.packages(), "numpy": "1.0"}
+    asked = iter([driver])
+    monkeypatch.setattr(on_node, "packages", lambda: next(asked, node))
     with pytest.raises(OffbeatError, match=r"numpy is 1\.0 on a node of the Ray cluster and"):
-        run(on(StandIn(2)))
+        run(on(StandIn(2), Quadratic([0.0], [0.25], size=3)))
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ from offbeat.hosting.loading import load
 from offbeat.settings import Settings
 from offbeat.sim.compare import compare
 from offbeat.sim.lockstep import Failure
-from offbeat.sim.on_ray import sharer, shares
+from offbeat.sim.on_ray import share_actor, shares
 from offbeat.sim.on_ray.folders import arrived, packed_folder, unpack
 from offbeat.sim.on_ray.shares import run_on_ray
-from offbeat.sim.on_ray.sources import placed, sources_of, travelling
+from offbeat.sim.on_ray.task_files import TaskFiles, travelling
 from offbeat.sim.run import StopRequested
 from offbeat.sim.spec import Spec
 from offbeat.storage.json_file import read_json, write_json
@@ -26,7 +26,7 @@ from tests.simulation.standing_in import StandIn
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     """News at every moment, so that a loss finds some runs here and others not."""
-    monkeypatch.setattr(sharer, "NEWS_EVERY_S", 0.001)
+    monkeypatch.setattr(share_actor, "NEWS_EVERY_S", 0.001)
 
 
 @pytest.fixture
@@ -105,15 +105,15 @@ def test_a_run_that_takes_its_actor_with_it_takes_no_other(
 ) -> None:
     change(spec, ('reach = "slow"', 'reach = "fast"'))
     stand_in = StandIn(2)
-    news = sharer.Sharer.news
+    news = share_actor.ShareActor.news
 
-    def deadly(self: sharer.Sharer) -> Any:
+    def deadly(self: share_actor.ShareActor) -> Any:
         if any(entry.seed == 2 and entry.method == "slow" for entry in self._share):
             stand_in.lose(next(actor for actor in stand_in.actors if actor.made is self))
         return news(self)
 
-    monkeypatch.setattr(sharer.Sharer, "news", deadly)
-    monkeypatch.setattr(sharer, "NEWS_EVERY_S", 0.05)
+    monkeypatch.setattr(share_actor.ShareActor, "news", deadly)
+    monkeypatch.setattr(share_actor, "NEWS_EVERY_S", 0.05)
     failures = run(spec, tmp_path / "out", stand_in)
     assert [(failure.method, failure.seed) for failure in failures] == [("slow", 2)]
     assert f"its actor was lost {shares.LOST_MAX + 1} times" in failures[0].message
@@ -171,7 +171,7 @@ def test_a_cluster_on_which_nothing_starts_is_an_error_in_words(spec: Path, tmp_
 def test_a_cluster_that_says_nothing_is_not_waited_for_for_ever(
     spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shares, "ACTOR_WAIT_S", 0.0)
+    monkeypatch.setattr(shares, "SILENCE_MAX_S", 0.0)
     monkeypatch.setattr(StandIn, "ended", lambda *_: [])
     with pytest.raises(OffbeatError, match="the Ray cluster told nothing for 0 s"):
         run(spec, tmp_path / "out", StandIn(2))
@@ -236,11 +236,11 @@ def test_a_tasks_file_travels_with_what_it_imports_from_beside_it(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     spec = f"{home / 'mine.py'}:task"
     task = load(spec, Settings())
-    sources = sources_of(spec)
-    assert sources.files.keys() == {"mine.py", "centre_parts/__init__.py", "centre_parts/inner.py"}
-    assert placed(sources) == spec, "where the same files are there, they are used"
+    files = TaskFiles.of(spec)
+    assert files.files.keys() == {"mine.py", "centre_parts/__init__.py", "centre_parts/inner.py"}
+    assert files.placed() == spec, "where the same files are there, they are used"
     (home / "centre_parts" / "inner.py").write_text("centre = 4.0\n")
-    elsewhere = Path(placed(sources).partition(":")[0])
+    elsewhere = Path(files.placed().partition(":")[0])
     assert elsewhere.parent != home
     assert (elsewhere.parent / "centre_parts" / "inner.py").read_text() == "centre = 3.0\n"
     recipe = travelling(task)
@@ -249,8 +249,8 @@ def test_a_tasks_file_travels_with_what_it_imports_from_beside_it(
 
 
 def test_a_built_in_task_travels_by_its_name() -> None:
-    assert sources_of("digits").files == {}
-    assert placed(sources_of("digits")) == "digits"
+    assert TaskFiles.of("digits").files == {}
+    assert TaskFiles.of("digits").placed() == "digits"
 
 
 def test_a_folder_that_comes_back_takes_the_place_of_what_was_there(tmp_path: Path) -> None:
