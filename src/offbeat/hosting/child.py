@@ -70,7 +70,7 @@ class Child:
                 env={**os.environ, **CHILD_ENVIRONMENT, **dict.fromkeys(THREADS, str(threads))},
                 process_group=0 if apart else None,
             )
-        with suppress(OSError):  # a child that is dead already is noticed by whoever reads
+        with suppress(OSError):  # that a child is dead already is noticed when it is read from
             self.line.send([path or str(Path.cwd()) for path in sys.path])
             self.line.send((function, arguments))
 

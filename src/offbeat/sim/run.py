@@ -116,13 +116,7 @@ class Simulation:
             self.rule, self.plan, self.method.scheduler, seed=settings.seed, available=self.source.available
         )
         self.plane = Plane(self.x_0, self.coordinator, self.executor, updater or Updater(), seed=settings.seed)
-        self.folder = RunFolder.begin(folder, {"task": identity(task), **self.settings.as_dict()}) if folder else None
-        try:
-            self.ledger = self.folder.ledger() if self.folder else None
-            self.engine = self._resumed() or self._started()
-        except BaseException:
-            self.close()
-            raise
+        self._open(folder)
 
     @classmethod
     def of(cls, task: Task | Path | str, settings: Settings, **options: Any) -> Self:
@@ -199,6 +193,17 @@ class Simulation:
             in_flight_max=self.plan.in_flight_max,
             wishes=wishes_of(settings, asked),
         )
+
+    def _open(self, folder: Path | None) -> None:
+        """Begin the run in its folder, if it has one, or go on from the checkpoint that is there."""
+        recorded = {"task": identity(self.task), **self.settings.as_dict()}
+        self.folder = RunFolder.begin(folder, recorded) if folder is not None else None
+        try:
+            self.ledger = self.folder.ledger() if self.folder else None
+            self.engine = self._resumed() or self._started()
+        except BaseException:
+            self.close()
+            raise
 
     def _started(self) -> Engine:
         if self.ledger:
