@@ -3,20 +3,56 @@
 The simulator and the server make theirs here, so the same settings mean the same decisions.
 """
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from math import inf
 
 from offbeat.core import rules, staleness
 from offbeat.core.gate import Gate
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue
+from offbeat.protocol.coordinator import Coordinator
+from offbeat.protocol.messages import Decision
 from offbeat.protocol.plan import Plan, Target
 from offbeat.protocol.scheduler import GammaSchedule, Scheduler
 from offbeat.protocol.schedules import gamma_schedule
+from offbeat.protocol.snapshot import State, restored
 from offbeat.settings import EPOCHS, EVALUATIONS, IN_FLIGHT_MAX, Settings
 
 DEVICES = 100
 EVALUATED_EVERY = 10
 NOT_FINITE_PER_TASK = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How a run decides: all that its coordinator is made of."""
+
+    rule: Rule
+    plan: Plan
+    scheduler: Scheduler
+    seed: int = 0
+    devices: int = 0
+
+    @property
+    def needs_versions(self) -> bool:
+        """Does a decision or a mixing look at x_tau?"""
+        return self.rule.needs_base or self.rule.needs_distance or self.plan.gate is not None
+
+    def coordinator(self) -> Coordinator:
+        """A coordinator at the beginning of the run."""
+        return Coordinator(self.rule, self.plan, self.scheduler, seed=self.seed)
+
+    def restored(self, state: State, decided: Iterable[Decision]) -> Coordinator:
+        """The coordinator as it stood at a checkpoint; `decided` are the last `answers_kept` decisions before it."""
+        return restored(state, self.rule, self.plan, self.scheduler, seed=self.seed, decided=decided)
+
+
+def method_of(settings: Settings, task: object) -> Method:
+    """The method that the settings say, for this task."""
+    rule, devices = rule_of(settings), devices_of(task, settings)
+    scheduler = scheduler_of(task, settings, rule, devices)
+    return Method(rule, plan_of(settings, rule, devices), scheduler, settings.seed, devices)
 
 
 def rule_of(settings: Settings) -> Rule:

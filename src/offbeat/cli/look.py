@@ -51,7 +51,7 @@ def runs(folder: Path, as_json: bool) -> None:
 @JSON
 def verify(folder: Path, as_json: bool) -> None:
     """Replay a served run from its ledger and updates, and compare the bits. Exit status 1 where they differ."""
-    from offbeat.server.replay import verify as replay
+    from offbeat.server.verify import verify as replay
 
     with waiting("replaying the ledger"):
         facts = replay(folder)

@@ -27,7 +27,7 @@ from offbeat.flower.fleet import Fleet
 from offbeat.flower.nodes import Nodes
 from offbeat.flower.post import Keys, Post
 from offbeat.flower.result import Result, applied
-from offbeat.flower.run import Method, Run
+from offbeat.flower.run import Run
 from offbeat.flower.watch import Watch
 from offbeat.protocol.messages import WorkerJoined
 from offbeat.settings import Settings
@@ -162,10 +162,10 @@ class FedAsync:
             raise InvalidValue("lease_s is infinite: a node that dies would keep its place for ever; give it seconds")
         return filled
 
-    def _method(self, settings: Settings) -> Method:
+    def _method(self, settings: Settings) -> method.Method:
         plan = method.plan_of(settings, self.rule, NODES_MAX)
         plan = replace(plan, bad_updates_max=plan.bad_updates_max or BAD_UPDATES_MAX, released_kept=RELEASED_KEPT)
-        return Method(self.rule, plan, method.scheduler_of(None, settings, self.rule, NODES_MAX), settings.seed)
+        return method.Method(self.rule, plan, method.scheduler_of(None, settings, self.rule, NODES_MAX), settings.seed)
 
     def _folder(self, settings: Settings, arrays: Arrays, last: ExitStack) -> RunFolder:
         known = [name for name in KNOWN if self._by_name or name not in OF_THE_RULE]

@@ -83,7 +83,7 @@ _RIGHTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TokenEntry:
     """What is known of a token; dates are ISO 8601, UTC."""
 
     name: str
@@ -98,7 +98,7 @@ class TokenBook:
 
     def __init__(self, path: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.path, self._monotonic = path, monotonic
-        self._entries: tuple[Entry, ...] = ()
+        self._entries: tuple[TokenEntry, ...] = ()
         self._seen: tuple[int, int, int] | None = None
         self._look_at = -inf
 
@@ -111,7 +111,7 @@ class TokenBook:
             _write(path, ())
         return cls(path)
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[TokenEntry, ...]:
         """All of them, as the file says now, in the order in which they were added."""
         self._key()
         return _parsed(self.path, read_json(self.path))
@@ -127,12 +127,12 @@ class TokenBook:
             for name, token in tokens.items():
                 if name in entries and entries[name].revoked is None:
                     raise InvalidValue(f"there is a token named {name!r}; revoke it first, or choose another name")
-                entries[name] = Entry(name, roles[name], digest_of(token), _now())
+                entries[name] = TokenEntry(name, roles[name], digest_of(token), _now())
             if len(entries) > ENTRIES_MAX:
                 raise InvalidValue(f"{self.path} would have {len(entries)} tokens; at most {ENTRIES_MAX} are allowed")
         return tokens
 
-    def revoke(self, name: str) -> Entry:
+    def revoke(self, name: str) -> TokenEntry:
         """From now on nobody gets in with it; twice does no harm."""
         with self._changing() as entries:
             if name not in entries:
@@ -140,11 +140,11 @@ class TokenBook:
             entries[name] = replace(entries[name], revoked=entries[name].revoked or _now())
             return entries[name]
 
-    def check(self, token: str) -> Entry | None:
+    def check(self, token: str) -> TokenEntry | None:
         """Whose token this is; nobody's if it is unknown or revoked."""
         return self.check_digest(digest_of(token))
 
-    def check_digest(self, digest: str) -> Entry | None:
+    def check_digest(self, digest: str) -> TokenEntry | None:
         """Whose token has this sha256."""
         found = None
         for entry in self._current():
@@ -152,7 +152,7 @@ class TokenBook:
                 found = entry
         return found
 
-    def _current(self) -> tuple[Entry, ...]:
+    def _current(self) -> tuple[TokenEntry, ...]:
         """What was read last, unless the file has changed since."""
         now = self._monotonic()
         if now >= self._look_at:
@@ -163,7 +163,7 @@ class TokenBook:
         return self._entries
 
     @contextmanager
-    def _changing(self) -> Iterator[dict[str, Entry]]:
+    def _changing(self) -> Iterator[dict[str, TokenEntry]]:
         """The entries by name, to be changed; they are written when the block ends well."""
         self._key()
         with locked(self.path.parent):
@@ -230,13 +230,13 @@ def write_private(path: Path, data: bytes) -> None:
             file.write(data)
 
 
-def _write(path: Path, entries: Iterable[Entry]) -> None:
+def _write(path: Path, entries: Iterable[TokenEntry]) -> None:
     text = json.dumps({"tokens": [asdict(entry) for entry in entries]}, indent=2)
     write_private(path, f"{text}\n".encode())
 
 
-def _parsed(path: Path, book: dict[str, Any]) -> tuple[Entry, ...]:
-    values, entries = book.get("tokens"), dict[str, Entry]()
+def _parsed(path: Path, book: dict[str, Any]) -> tuple[TokenEntry, ...]:
+    values, entries = book.get("tokens"), dict[str, TokenEntry]()
     if not isinstance(values, list):
         raise InvalidValue(f"{path} has no list of tokens; bring back a copy of it, or make another: offbeat init DIR")
     for number, value in enumerate(values, start=1):
@@ -250,9 +250,11 @@ def _parsed(path: Path, book: dict[str, Any]) -> tuple[Entry, ...]:
     return tuple(entries.values())
 
 
-def _entry(value: Any) -> Entry:
+def _entry(value: Any) -> TokenEntry:
     """Anything but exactly what `_write` writes is refused: what is unclear must not let anybody in."""
-    entry = Entry(check_name(value["name"]), Role(value["role"]), value["sha256"], value["created"], value["revoked"])
+    entry = TokenEntry(
+        check_name(value["name"]), Role(value["role"]), value["sha256"], value["created"], value["revoked"]
+    )
     if not _SHA256.fullmatch(entry.sha256):
         raise InvalidValue("sha256 must be 64 hexadecimal digits")
     datetime.fromisoformat(entry.created)

@@ -42,7 +42,7 @@ class Measures(Protocol):
     def close(self) -> None: ...
 
 
-class Waiting(NamedTuple):
+class PendingEvaluation(NamedTuple):
     """A version that was put and not begun."""
 
     t: int
@@ -70,8 +70,8 @@ class Evaluator:
         self._deaths, self._again_at = 0, 0.0
         self._changed = threading.Condition()
         """Guards all below."""
-        self._waiting: Waiting | None = None
-        self._begun: Waiting | None = None
+        self._waiting: PendingEvaluation | None = None
+        self._begun: PendingEvaluation | None = None
         self._last = False
         """Is the one that was begun the last of the run?"""
         self._under_way: int | None = None
@@ -90,7 +90,7 @@ class Evaluator:
             if t == self._under_way:
                 self._last = self._last or last
             elif self._waiting is None or (last, t) >= (self._waiting.last, self._waiting.t):
-                self._waiting = Waiting(t, model, last)
+                self._waiting = PendingEvaluation(t, model, last)
             self._changed.notify_all()
 
     def idle(self) -> bool:

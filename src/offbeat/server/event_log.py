@@ -35,7 +35,7 @@ DROPPED = "log_dropped"
 log = logging.getLogger("offbeat.server")
 
 
-class Waiting(NamedTuple):
+class PendingRow(NamedTuple):
     """A row that is on the disk and not yet in the log."""
 
     sequence: int
@@ -61,7 +61,7 @@ class EventLog:
         self._waiting_max = waiting_max
         self._changed = threading.Condition()
         """Guards all below."""
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[PendingRow] = deque()
         self._dropped = 0
         self._closing = False
         self._torn = self._failing = False
@@ -86,7 +86,7 @@ class EventLog:
         """These rows were committed, the last of them under this sequence number. Never blocks."""
         first, logged_at = last - len(rows) + 1, datetime.now(UTC).timestamp()
         told = [
-            Waiting(sequence, logged_at, row)
+            PendingRow(sequence, logged_at, row)
             for sequence, row in enumerate(rows, first)
             if row.kind not in self._left_out
         ]
@@ -118,7 +118,7 @@ class EventLog:
                 self._waiting, self._dropped = deque(), 0
             self._write(rows, dropped)
 
-    def _write(self, rows: deque[Waiting], dropped: int) -> None:
+    def _write(self, rows: deque[PendingRow], dropped: int) -> None:
         lines = [line_of(row, self._run) for row in rows]
         if dropped:
             lines.append(_line({"run": self._run, "kind": DROPPED, "count": dropped}, datetime.now(UTC).timestamp()))
@@ -146,7 +146,7 @@ class EventLog:
 # --- lines -----------------------------------------------------------------------------------------------------------
 
 
-def line_of(waiting: Waiting, run: str = "") -> str:
+def line_of(waiting: PendingRow, run: str = "") -> str:
     """A row as one line."""
     row = waiting.row
     facts = {name: _plain(name, value) for name, value in row.facts().items() if value is not None}

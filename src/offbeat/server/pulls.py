@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from aiohttp import web
 
 from offbeat.core.layout import Model
+from offbeat.server.context import NUMBER_DIGITS_MAX, ServerContext, context_of, hello
 from offbeat.server.refusals import Refusal
-from offbeat.server.service import NUMBER_DIGITS_MAX, Service, hello, service_of
 from offbeat.wire import body_of
 
 SLICE = 1 << 20
@@ -56,18 +56,18 @@ def address_of(run: str, t: int) -> str:
 
 async def pull(request: web.Request) -> web.StreamResponse:
     """A version of whichever run is served, whole or from some byte on."""
-    service, text = service_of(request), request.match_info["t"]
-    t = service.run.coordinator.t if text == "latest" else _epoch(service, text)
+    context, text = context_of(request), request.match_info["t"]
+    t = context.run.coordinator.t if text == "latest" else _epoch(context, text)
     return await _pulled(request, t, ASK_FIRST)
 
 
 async def pull_of_run(request: web.Request) -> web.StreamResponse:
     """A version of this run and of no other: it may be kept for ever."""
-    service, run = service_of(request), request.match_info["run"]
-    if run != service.run_id:
+    context, run = context_of(request), request.match_info["run"]
+    if run != context.run_id:
         do = "Ask for a task again: its lease says where its model is."
-        raise Refusal("not_found", f"run {service.run_id} is served here, and not {run[:40]!r}", do=do)
-    return await _pulled(request, _epoch(service, request.match_info["t"]), FOR_EVER)
+        raise Refusal("not_found", f"run {context.run_id} is served here, and not {run[:40]!r}", do=do)
+    return await _pulled(request, _epoch(context, request.match_info["t"]), FOR_EVER)
 
 
 async def allowed(_request: web.Request) -> web.Response:
@@ -76,10 +76,10 @@ async def allowed(_request: web.Request) -> web.Response:
 
 
 async def _pulled(request: web.Request, t: int, lifetime: str) -> web.StreamResponse:
-    service = service_of(request)
+    context = context_of(request)
     headers = {
         **hello(),
-        "ETag": f'"{service.run_id}-{t}"',
+        "ETag": f'"{context.run_id}-{t}"',
         "Accept-Ranges": "bytes",
         "Cache-Control": lifetime,
         "Offbeat-Epoch": str(t),
@@ -87,17 +87,17 @@ async def _pulled(request: web.Request, t: int, lifetime: str) -> web.StreamResp
     known = request.headers.get("If-None-Match", "")
     if headers["ETag"] in known or known == "*":
         return web.Response(status=304, headers=headers)
-    model = service.run.versions.begin_read(t)
+    model = context.run.versions.begin_read(t)
     if model is None:
-        raise Refusal("gone", f"version {t} is gone; the newest is {service.run.coordinator.t}")
+        raise Refusal("gone", f"version {t} is gone; the newest is {context.run.coordinator.t}")
     try:
         return await _send(request, t, model, headers)
     finally:
-        service.run.versions.end_read(t)
+        context.run.versions.end_read(t)
 
 
-def _epoch(service: Service, text: str) -> int:
-    newest = service.run.coordinator.t
+def _epoch(context: ServerContext, text: str) -> int:
+    newest = context.run.coordinator.t
     if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX):
         raise Refusal("bad_request", f"an epoch is a whole number, or latest at /v1/models/latest, not {text[:40]!r}")
     if int(text) > newest:
@@ -106,7 +106,7 @@ def _epoch(service: Service, text: str) -> int:
 
 
 async def _send(request: web.Request, t: int, model: Model, headers: dict[str, str]) -> web.StreamResponse:
-    parts = [memoryview(service_of(request).run.versions.header), *body_of(model)]
+    parts = [memoryview(context_of(request).run.versions.header), *body_of(model)]
     size = sum(len(part) for part in parts)
     begin, end = _range(request, size, headers["ETag"])
     whole = (begin, end) == (0, size)
@@ -122,7 +122,7 @@ async def _send(request: web.Request, t: int, model: Model, headers: dict[str, s
     try:
         for piece in _slices(parts, begin, end):
             await response.write(piece)
-            service_of(request).metrics.sent(len(piece))
+            context_of(request).metrics.sent(len(piece))
         await response.write_eof()
     except ConnectionError:  # it went away, or was cut off: nothing to tell anybody
         pass

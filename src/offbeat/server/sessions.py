@@ -20,7 +20,7 @@ SECRET_BYTES = 24
 
 
 @dataclass(slots=True)
-class Session:
+class WorkerSession:
     """A worker that has joined."""
 
     worker: int
@@ -35,11 +35,11 @@ class Session:
     """When it last sent anything, on the machine's clock."""
 
 
-class Sessions:
+class WorkerSessions:
     """All workers that ever joined a run."""
 
     def __init__(self, history: Iterable[WorkerJoined | WorkerLeft] = ()) -> None:
-        self._of: dict[int, Session] = {}
+        self._of: dict[int, WorkerSession] = {}
         self._number: dict[str, int] = {}
         self._next = 0
         self._on: Counter[int] = Counter()
@@ -54,16 +54,16 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._of)
 
-    def all(self) -> list[Session]:
+    def all(self) -> list[WorkerSession]:
         """In the order in which they first joined."""
         return list(self._of.values())
 
-    def known(self, name: str) -> Session | None:
+    def known(self, name: str) -> WorkerSession | None:
         """The worker of this name."""
         number = self._number.get(name)
         return None if number is None else self._of.get(number)
 
-    def of(self, worker: int) -> Session | None:
+    def of(self, worker: int) -> WorkerSession | None:
         """The worker of this number."""
         return self._of.get(worker)
 
@@ -85,13 +85,13 @@ class Sessions:
         self._free = free
         return free if free < devices else len(self._of) % devices
 
-    def take(self, event: WorkerJoined) -> Session:
+    def take(self, event: WorkerJoined) -> WorkerSession:
         """A worker joined, or joined again."""
         before = self._of.get(event.worker)
         if before is not None:
             self._on[before.device] -= 1
             self._free = min(self._free, before.device)
-        session = Session(event.worker, event.name, event.device, event.session)
+        session = WorkerSession(event.worker, event.name, event.device, event.session)
         self._of[event.worker], self._number[event.name] = session, event.worker
         self._next = max(self._next, event.worker + 1)
         self._on[event.device] += 1
@@ -102,7 +102,7 @@ class Sessions:
         if worker in self._of:
             self._of[worker].digest = ""
 
-    def check(self, worker: int, secret: str) -> Session | None:
+    def check(self, worker: int, secret: str) -> WorkerSession | None:
         """The session, if the secret is its own."""
         session = self._of.get(worker)
         if session is None or not session.digest:
@@ -116,7 +116,7 @@ class Sessions:
         session = self._of.get(int(number)) if plain else None
         return session is not None and bool(session.digest) and self.find(secret) is None
 
-    def find(self, secret: str) -> Session | None:
+    def find(self, secret: str) -> WorkerSession | None:
         """The session with this secret, which names its worker."""
         number, _, _ = secret.partition("-")
         return (

@@ -25,10 +25,9 @@ from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
-from offbeat.core.layout import Layout, Model
+from offbeat.core.layout import Layout, Model, layout_from, layout_to
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.loading import identity, load
-from offbeat.server.run import layout_from, layout_to
 from offbeat.settings import Settings
 from offbeat.storage.aside import aside
 from offbeat.task import Task, evaluate, start

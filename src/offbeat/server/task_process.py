@@ -22,9 +22,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from offbeat.core.layout import Layout
+from offbeat.core.layout import Layout, layout_from, layout_to
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.server.run import layout_from, layout_to
 from offbeat.settings import Settings
 
 MODULE = "offbeat.server.task_child"

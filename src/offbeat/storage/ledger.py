@@ -10,7 +10,7 @@ Rules kept here:
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
@@ -56,6 +56,9 @@ CREATE INDEX events_by_kind ON events (kind);
 CREATE INDEX events_by_task ON events (task) WHERE task IS NOT NULL;
 """
 
+Observer = Callable[[Sequence[NewRow], int, float], None]
+"""Hears which rows were committed, the sequence number of the last, and how long that took; must not block."""
+
 _INSERTS: dict[RowShape, str] = {}
 """The statement that writes a row of each shape, made when the first one is written."""
 
@@ -63,19 +66,20 @@ _INSERTS: dict[RowShape, str] = {}
 class Ledger:
     """The ledger of one run, open for writing or for reading only."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, *, read_only: bool) -> None:
+    def __init__(
+        self, path: Path, connection: sqlite3.Connection, *, read_only: bool, observers: Sequence[Observer] = ()
+    ) -> None:
         self.path, self.read_only = path, read_only
+        self._observers = observers
         self._connection = connection
         self.verbose = self._meta()["verbose"] == "1"
         self._events = EVENTS | VERBOSE if self.verbose else EVENTS
         self._waiting: list[NewRow] = []
-        self.on_commit: Callable[[], None] = lambda: None
-        """Hears that a transaction was committed."""
-        self.on_written: Callable[[list[NewRow], int, float], None] = lambda _rows, _last, _seconds: None
-        """Hears which rows were committed, the sequence number of the last, and how long that took; must not block."""
 
     @classmethod
-    def create(cls, path: Path, *, durable: bool = False, verbose: bool = False) -> Self:
+    def create(
+        cls, path: Path, *, durable: bool = False, verbose: bool = False, observers: Sequence[Observer] = ()
+    ) -> Self:
         """A new ledger where there is none.
 
         `TaskRequested`, `TimePassed` and `UpdateMixed` are as many as all others together and follow from them: only
@@ -87,10 +91,12 @@ class Ledger:
             _make(temporary, {"schema": str(SCHEMA), "verbose": str(int(verbose))})
             for suffix in ("-wal", "-shm", "-journal"):  # of a ledger that was here before: SQLite would replay them
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
-        return cls.open(path, durable=durable)
+        return cls.open(path, durable=durable, observers=observers)
 
     @classmethod
-    def open(cls, path: Path, *, durable: bool = False, read_only: bool = False) -> Self:
+    def open(
+        cls, path: Path, *, durable: bool = False, read_only: bool = False, observers: Sequence[Observer] = ()
+    ) -> Self:
         """A ledger that is there, to go on writing it or, while another process may do that, to read it."""
         if not path.is_file():
             raise InvalidValue(f"there is no ledger {path}; give the folder of a run")
@@ -99,7 +105,7 @@ class Ledger:
             if not read_only:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
-            return cls(path, connection, read_only=read_only)
+            return cls(path, connection, read_only=read_only, observers=observers)
         except sqlite3.Error as error:
             connection.close()
             raise InvalidValue(
@@ -137,8 +143,8 @@ class Ledger:
             last = self._write(self._waiting)
         seconds = perf_counter() - begun
         written, self._waiting = self._waiting, []
-        self.on_commit()
-        self.on_written(written, last, seconds)
+        for observer in self._observers:
+            observer(written, last, seconds)
 
     def mark(self) -> int:
         """The sequence number of the newest row, which is flushed: a checkpoint keeps it for `truncate_after`."""
@@ -174,9 +180,16 @@ class Ledger:
         return count, total or 0, largest or 0
 
     def latest_applied(self, count: int, until: int) -> list[Decision]:
-        """The last so many decisions up to this number that were applied."""
-        where = "kind = 'decided' AND keep IS NOT NULL AND decision <= ?"
-        query = f"SELECT * FROM events WHERE {where} ORDER BY decision DESC LIMIT ?"  # noqa: S608 (text of this file)
+        """The last `count` applied decisions whose number is at most `until`."""
+        return self._latest("keep IS NOT NULL AND decision <= ?", until, count)
+
+    def latest_decisions(self, count: int, until: int) -> list[Decision]:
+        """The last `count` decisions up to this row."""
+        return self._latest("sequence <= ?", until, count)
+
+    def _latest(self, which: str, until: int, count: int) -> list[Decision]:
+        where = f"kind = 'decided' AND {which}"
+        query = f"SELECT * FROM events WHERE {where} ORDER BY sequence DESC LIMIT ?"  # noqa: S608 (text of this file)
         return [as_decision(read(row)) for row in reversed(self._select(query, (until, count)))]
 
     def close(self) -> None:

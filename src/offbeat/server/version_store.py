@@ -32,7 +32,7 @@ class VersionGone(InvalidValue):
     """A version is not there any more, or cannot be read."""
 
 
-class Versions:
+class VersionStore:
     """The versions of one run; `on_disk` where the rule needs them again."""
 
     def __init__(self, folder: Path, layout: Layout, disk: Disk, *, on_disk: bool, bytes_max: int = BYTES_MAX) -> None:
@@ -79,7 +79,7 @@ class Versions:
                 del self._read[t]
 
     def crowding(self) -> list[int]:
-        """Versions, the oldest first, whose readers must be cut off so that memory stays bounded."""
+        """VersionStore, the oldest first, whose readers must be cut off so that memory stays bounded."""
         with self._lock:
             alive = sorted({*self._kept, *self._read})
             return [t for t in alive[: -self._alive_max] if t in self._read and t not in self._kept]

@@ -30,25 +30,26 @@ from offbeat.protocol.messages import Evaluated, WorkerJoined, WorkerLeft
 from offbeat.server.access import TOKENS, TokenBook
 from offbeat.server.app import make_app
 from offbeat.server.certificates import server_context
-from offbeat.server.desk import Desk
+from offbeat.server.context import ServerContext
+from offbeat.server.driver import Letter
 from offbeat.server.evaluator import Evaluator
 from offbeat.server.event_log import EventLog
-from offbeat.server.folder import WHERE, Begun, begin
-from offbeat.server.guard import Guard
+from offbeat.server.folder import WHERE, begin
+from offbeat.server.listener import Listener
+from offbeat.server.long_poll import LongPoll
 from offbeat.server.metrics import Metrics, Timed
 from offbeat.server.pulls import READERS
 from offbeat.server.reports import Reports
-from offbeat.server.run import ServedRun
-from offbeat.server.service import Service
-from offbeat.server.sessions import Session, Sessions
-from offbeat.server.settings import Door, ServerSettings
+from offbeat.server.served_run import Observers, ServedRun
+from offbeat.server.sessions import WorkerSession, WorkerSessions
+from offbeat.server.settings import AccessSettings, ServerSettings
 from offbeat.server.task_process import TaskProcess
 from offbeat.server.views import counts
 from offbeat.settings import Settings
 from offbeat.storage.disk import Disk
-from offbeat.storage.json_file import plain, write_json
-from offbeat.storage.rows import NewRow, as_event
-from offbeat.storage.run_folder import FINAL, SUMMARY
+from offbeat.storage.json_file import write_json
+from offbeat.storage.rows import as_event
+from offbeat.storage.run_folder import FINAL, LEDGER, SUMMARY
 from offbeat.wire import body_of, header_of
 
 ANYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 (compared with, not bound to)
@@ -65,18 +66,25 @@ FILES_MIN = 256
 LINGER_S = 2.0
 """How long the rest of a body that is not wanted is waited for."""
 
+COUNTED = ("t", "epochs", "applied", "gradients", "rejected", "duplicates")
+"""What the summary takes over from the status."""
+EVALUATION, RESULTS = "evaluation", "results"
+"""What trouble can be about."""
+
 log = logging.getLogger("offbeat.server")
+http_log = logging.getLogger("offbeat.server.http")
+http_log.setLevel(logging.CRITICAL)  # aiohttp's log of this server: else garbage from the network would fill it
 
 
 @dataclass(frozen=True)
-class Order:
+class ServeOptions:
     """What is to be served, and how."""
 
     task: str
     folder: Path
     settings: Settings = field(default_factory=Settings)
     limits: ServerSettings = field(default_factory=ServerSettings)
-    door: Door = field(default_factory=Door)
+    access: AccessSettings = field(default_factory=AccessSettings)
     x_0: Path | None = None
     drop_damaged: bool = False
     exit_when_finished: bool = False
@@ -87,86 +95,79 @@ class Order:
 
 
 class Server:
-    """A server, from its start to its stop."""
+    """A server, from its start to its stop; to the driver it is everything outside the run."""
 
-    def __init__(self, order: Order, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, options: ServeOptions, loop: asyncio.AbstractEventLoop) -> None:
         """Begin or find the run, and redo what a crash interrupted; nobody can connect yet."""
-        order.door.check(order.limits)
-        self.order, self.loop = order, loop
-        self.tokens, self.tls = _access(order.door)
-        self.process = TaskProcess(order.task, order.settings, threads=order.limits.evaluation_threads)
+        options.access.check(options.limits)
+        self.options, self.loop = options, loop
+        self.tokens, self.tls = _access(options.access)
+        self.process = TaskProcess(options.task, options.settings, threads=options.limits.evaluation_threads)
+        self.evaluator: Evaluator | None = None
+        self.event_log: EventLog | None = None
         self.stopped = asyncio.Event()
         self.failure: str | None = None
         self.url = ""
-        try:
-            self.begun = begin(order.folder, order.task, order.settings, self.process, order.x_0)
-        except BaseException:
-            self.process.close()
-            raise
-        try:
-            self.event_log = EventLog.open(order.log_events, run=self.begun.run_id) if order.log_events else None
-            self.desk = Desk(loop)
-            self.run = self._run(self.begun)
+        with ExitStack() as undo:
+            undo.callback(self.process.close)
+            self.begun = begin(options.folder, options.task, options.settings, self.process, options.x_0)
+            undo.callback(self.begun.folder.close)
+            if options.log_events:
+                self.event_log = EventLog.open(options.log_events, run=self.begun.run_id)
+                undo.callback(self.event_log.close)
+            metrics = Metrics(options.folder / LEDGER)
+            self.run = self._run(metrics)
             self.process.remember(self.begun.about, self.run.layout)
-            self.service = self._service(self.begun)
-        except BaseException:
-            self.process.close()
-            self.begun.folder.close()
-            raise
+            self.long_poll = LongPoll(loop, self.run.driver)
+            self.context = self._context(metrics)
+            undo.pop_all()
 
-    def _run(self, begun: Begun) -> ServedRun:
-        limits, chosen = self.order.limits, begun.method
+    def _run(self, metrics: Metrics) -> ServedRun:
+        heard = [metrics.written, *([self.event_log.written] if self.event_log else ()), self._committed]
         return ServedRun(
-            self.order.folder,
-            chosen.rule,
-            chosen.plan,
-            chosen.scheduler,
-            self.desk,
-            seed=self.order.settings.seed,
-            threads=limits.updater_threads,
-            checkpoint_every=limits.checkpoint_every,
-            updates_bytes_max=limits.updates_bytes_max,
-            versions_bytes_max=limits.versions_bytes_max,
-            keep_updates=limits.keep_updates == "all",
-            drop_damaged=self.order.drop_damaged,
+            *(self.options.folder, self.begun.method, self.options.limits, self),
+            observers=Observers(tuple(heard), on_pass=metrics.mixed, on_synced=metrics.synced),
+            drop_damaged=self.options.drop_damaged,
         )
 
-    def _service(self, begun: Begun) -> Service:
-        kinds = ("joined", "left")
-        rows = sorted((row for kind in kinds for row in self.run.ledger.rows(kind)), key=lambda row: row.sequence)
-        events = map(as_event, rows)
-        history = [event for event in events if isinstance(event, WorkerJoined | WorkerLeft)]
-        plan = begun.method.plan
+    def _context(self, metrics: Metrics) -> ServerContext:
+        plan = self.begun.method.plan
         heartbeat_s = plan.lease_s / HEARTBEATS_PER_LEASE if isfinite(plan.lease_s) else HEARTBEAT_MAX_S
-        return Service(
+        return ServerContext(
             run=self.run,
-            desk=self.desk,
-            sessions=Sessions(history),
-            limits=self.order.limits,
-            settings=self.order.settings,
-            task=begun.about.identity,
-            run_id=begun.run_id,
-            devices=begun.method.devices,
+            long_poll=self.long_poll,
+            sessions=WorkerSessions(self._history()),
+            limits=self.options.limits,
+            settings=self.options.settings,
+            task=self.begun.about.identity,
+            run_id=self.begun.run_id,
+            devices=self.begun.method.devices,
             tokens=self.tokens,
-            metrics_known=bool(begun.about.metrics),
+            metrics_known=bool(self.begun.about.metrics),
             reports=Reports(plan.evaluate_every),
             heartbeat_s=min(HEARTBEAT_MAX_S, heartbeat_s),
-            metrics=Metrics(self.run.ledger.path),
+            metrics=metrics,
             finished=self.run.coordinator.finished,
         )
+
+    def _history(self) -> list[WorkerJoined | WorkerLeft]:
+        rows = [row for kind in ("joined", "left") for row in self.run.ledger.rows(kind)]
+        events = map(as_event, sorted(rows, key=lambda row: row.sequence))
+        return [event for event in events if isinstance(event, WorkerJoined | WorkerLeft)]
 
     # --- open --------------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
         """Let time go on, and let workers in."""
-        self._wire()
+        self._start_evaluator()
         self.run.start()
-        self.app = make_app(self.service)
-        self.order.extend(self)
+        self.app = make_app(self.context)
+        self.options.extend(self)
         self.runner = web.AppRunner(
             self.app,
             handle_signals=False,
             access_log=None,
+            logger=http_log,
             handler_cancellation=True,
             shutdown_timeout=CLOSE_S,
             auto_decompress=False,
@@ -174,88 +175,91 @@ class Server:
             keepalive_timeout=KEEP_ALIVE_S,
         )
         await self.runner.setup()
-        most = _raise_file_limit(self.order.limits.connections_max)
-        guard = Guard(self.runner, self.loop, replace(self.order.limits, connections_max=most))
-        self.listener = await guard.listen(self.tls)
-        self.url = self._url(guard.port)
+        most = _raise_file_limit(self.options.limits.connections_max)
+        listener = Listener(self.runner, self.loop, replace(self.options.limits, connections_max=most))
+        self.listener = await listener.listen(self.tls)
+        self.url = self._url(listener.port)
         where = {"url": self.url, "pid": os.getpid(), "run": self.begun.run_id}
-        Disk().write_whole(self.order.folder / WHERE, [json.dumps(where).encode()])
-        if self.service.finished:
+        Disk().write_whole(self.options.folder / WHERE, [json.dumps(where).encode()])
+        if self.context.finished:
             self._over(self.run.coordinator.ending)
 
-    def _wire(self) -> None:
-        """Connect the parts that must hear of each other."""
-        desk, run = self.desk, self.run
-        desk.hub, desk.on_over, desk.on_published = run.hub, self._over, self._published
-        before: Callable[[], None] = run.ledger.on_commit
-
-        def committed() -> None:
-            before()
-            if not self.loop.is_closed():
-                self.loop.call_soon_threadsafe(self.service.say_committed)
-
-        run.ledger.on_commit, run.ledger.on_written = committed, self._written
-        run.mixer.on_pass, run.updates.on_synced = self.service.metrics.mixed, self.service.metrics.synced
-        self.evaluator: Evaluator | None = None
-        if self.service.metrics_known:
-            folder, process = self.order.folder, Timed(self.process, self.service.metrics)
-            self.evaluator = Evaluator(process, folder, run.layout, self._evaluated, self._not_evaluated)
-            desk.on_evaluate = self._evaluate
-            c = run.coordinator
-            x = run.versions.pull(c.t)
-            if x is not None and (not c.evaluations or c.evaluations[-1].t != c.t) and (c.t == 0 or c.finished):
-                self._evaluate(c.t, x)
-        else:
+    def _start_evaluator(self) -> None:
+        """Evaluate here where the task can, and first the version that the run stands at."""
+        if not self.context.metrics_known:
             self.process.close()
-
-    def _written(self, rows: list[NewRow], last: int, seconds: float) -> None:
-        """On the hub's thread: rows are in the ledger."""
-        self.service.metrics.written(rows, last, seconds)
-        if self.event_log is not None:
-            self.event_log.written(rows, last)
+            return
+        process, c = Timed(self.process, self.context.metrics), self.run.coordinator
+        folder, layout = self.options.folder, self.run.layout
+        self.evaluator = Evaluator(process, folder, layout, self._evaluated, self._not_evaluated)
+        if (not c.evaluations or c.evaluations[-1].t != c.t) and (c.t == 0 or c.finished):
+            self.evaluate(c.t)
 
     def _url(self, port: int) -> str:
-        host = self.order.limits.host
+        host = self.options.limits.host
         host = "localhost" if host in ANYWHERE else host  # which the certificate has, and this machine can reach
         shown = f"[{host}]" if ":" in host else host
         return f"{'https' if self.tls else 'http'}://{shown}:{port}"
 
-    # --- evaluation --------------------------------------------------------------------------------------------------
+    # --- called by the driver, on its thread -------------------------------------------------------------------------
 
-    def _evaluate(self, t: int, x: Model) -> None:
-        """On the hub's thread."""
-        if self.evaluator is not None:
+    def deliver(self, worker: int, letter: Letter) -> None:
+        self.long_poll.deliver(worker, letter)
+
+    def evaluate(self, t: int) -> None:
+        x = self.run.versions.pull(t)
+        if self.evaluator is not None and x is not None:
             self.evaluator.put(t, x, last=bool(self.run.coordinator.ending))
 
+    def published(self, t: int) -> None:
+        self._on_loop(self._published, t)
+
+    def over(self, reason: str) -> None:
+        self._on_loop(self._over, reason)
+
+    def _committed(self, *_: object) -> None:
+        self._on_loop(lambda: self.context.say_committed())
+
+    def _on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(function, *arguments)
+
+    # --- evaluation --------------------------------------------------------------------------------------------------
+
     def _evaluated(self, t: int, metrics: Mapping[str, float]) -> None:
-        with suppress(OffbeatError):  # the hub has failed, which is known elsewhere
-            self.run.hub.tell(lambda at: Evaluated(at, t, metrics), must=True).result()
+        self.context.troubles.pop(EVALUATION, None)
+        with suppress(OffbeatError):  # the driver has failed, which is known elsewhere
+            self.run.driver.tell(lambda at: Evaluated(at, t, metrics), must=True).result()
 
     def _not_evaluated(self, t: int, why: str) -> None:
-        self.service.metrics.not_evaluated()
-        self.service.trouble = f"version {t} could not be evaluated: {why}"
-        log.warning(self.service.trouble)
+        self.context.metrics.not_evaluated()
+        self._note_trouble(EVALUATION, f"version {t} could not be evaluated: {why}")
+
+    def _note_trouble(self, about: str, what: str) -> None:
+        self.context.troubles[about] = what
+        log.warning(what)
 
     def _published(self, t: int) -> None:
-        """On the event loop: a version can be read."""
+        self.long_poll.published()
         for old in self.run.versions.crowding():
             self.app[READERS].cut(old)
-        for tau, metrics in self.service.reports.due(t):
+        for tau, metrics in self.context.reports.due(t):
             self._report(tau, metrics)
 
     def _report(self, tau: int, metrics: Mapping[str, float]) -> None:
-        self.run.hub.tell(lambda at: Evaluated(at, tau, metrics), must=True)
+        self.run.driver.tell(lambda at: Evaluated(at, tau, metrics), must=True)
 
     # --- the end of the run ------------------------------------------------------------------------------------------
 
     def _over(self, reason: str) -> None:
-        """On the event loop: the run is finished, or the server has failed."""
-        if self.run.hub.failure is not None:
+        """The run is finished, or the server has failed."""
+        self.long_poll.finish()
+        if self.run.driver.failure is not None:
             self.failure = reason
             self.stopped.set()
             return
-        self.service.finished = True
-        for tau, metrics in self.service.reports.finish():
+        self.context.finished = True
+        for tau, metrics in self.context.reports.finish():
             self._report(tau, metrics)
         self._closing = self.loop.create_task(self._finish())
 
@@ -266,23 +270,23 @@ class Server:
                 pass
         while not self.stopped.is_set():
             try:
-                await self.service.off_loop(self._write_results)
+                await self.context.off_loop(self._write_results)
+                self.context.troubles.pop(RESULTS, None)
                 break
             except (OSError, OffbeatError) as error:
-                self.service.trouble = f"the results cannot be written: {error}"
-                log.warning(self.service.trouble)
+                self._note_trouble(RESULTS, f"the results cannot be written; this is tried again: {error}")
                 with suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_S):
                         await self.stopped.wait()
         log.info("finished: %s", self.run.coordinator.ending)
-        if self.order.exit_when_finished:
+        if self.options.exit_when_finished:
             with suppress(TimeoutError):
                 async with asyncio.timeout(GOODBYE_S):
-                    while any(map(self._is_there, self.service.sessions.all())):
+                    while any(map(self._is_there, self.context.sessions.all())):
                         await self._pause()
             self.stopped.set()
 
-    def _is_there(self, session: Session) -> bool:
+    def _is_there(self, session: WorkerSession) -> bool:
         """A worker that has not left, and was heard of before it would be taken for dead."""
         return bool(session.digest) and (session.asking or monotonic() - session.heard_at < self._lease_s)
 
@@ -294,35 +298,32 @@ class Server:
         """Until something is committed, such as that a worker has left."""
         with suppress(TimeoutError):
             async with asyncio.timeout(0.2):
-                await self.service.committed.wait()
+                await self.context.committed.wait()
 
     def _write_results(self) -> None:
-        if (self.order.folder / SUMMARY).exists():
+        folder = self.options.folder
+        if (folder / SUMMARY).exists():
             return
-        facts, x = self.run.hub.ask(lambda c: (self._summary(counts(c)), self.run.mixer.x)).result()
-        header = header_of(self.run.layout, {"t": str(facts["t"])})
-        Disk().write_whole(self.order.folder / FINAL, [header, *body_of(x)])
-        write_json(self.order.folder / SUMMARY, facts)
+        facts, x = self.run.driver.ask(lambda c: (counts(c), self.run.mixer.x)).result()
+        Disk().write_whole(folder / FINAL, [header_of(self.run.layout, {"t": str(facts["t"])}), *body_of(x)])
+        write_json(folder / SUMMARY, self._summary(facts, x))
 
-    def _summary(self, facts: dict[str, Any]) -> dict[str, Any]:
-        run, known = self.run, ("t", "epochs", "applied", "gradients", "rejected", "duplicates")
-        x_sha256 = hashlib.sha256(run.mixer.x.vector.data).hexdigest()
-        results = {name: facts[name] for name in known} | {"wall_s": round(facts["at_s"], 3)}
-        results |= {"staleness_mean": run.staleness.mean, "staleness_largest": run.staleness.largest}
-        results |= {**facts["metrics"], "x_sha256": x_sha256, "ended": facts["reason"], "dir": str(self.order.folder)}
-        return dict(
-            plain(results | {"task": self.begun.about.identity, "settings": self.begun.folder.settings}, "summary")
-        )
+    def _summary(self, facts: dict[str, Any], x: Model) -> dict[str, Any]:
+        results = {name: facts[name] for name in COUNTED} | {"wall_s": round(facts["at_s"], 3)}
+        staleness, x_sha256 = self.run.staleness, hashlib.sha256(x.vector.data).hexdigest()
+        results |= {"staleness_mean": staleness.mean, "staleness_largest": staleness.largest, **facts["metrics"]}
+        results |= {"x_sha256": x_sha256, "ended": facts["reason"], "dir": str(self.options.folder)}
+        return results | {"task": self.begun.about.identity, "settings": self.begun.folder.settings}
 
     # --- close -------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
         """Stop cleanly: nobody waits, everything is on the disk, the folder is free."""
         self.listener.close()
-        self.run.hub.hurry()
-        self.desk.stopping = True
-        self.service.say_committed()  # whoever follows the events hears that they end
-        await self.desk.stop()
+        self.run.driver.hurry()
+        self.long_poll.stopping = True
+        self.context.say_committed()  # those who follow the events hear that they end
+        await self.long_poll.stop()
         await self.runner.cleanup()
         await self.loop.run_in_executor(None, self._close_rest)
 
@@ -332,19 +333,19 @@ class Server:
             last_first.callback(self.begun.folder.close)
             if self.event_log is not None:
                 last_first.callback(self.event_log.close)
-            last_first.callback((self.order.folder / WHERE).unlink, missing_ok=True)
-            last_first.callback(self.service.disk_pool.shutdown)
+            last_first.callback((self.options.folder / WHERE).unlink, missing_ok=True)
+            last_first.callback(self.context.disk_pool.shutdown)
             last_first.callback(self.process.close)
             last_first.callback(self.run.stop)
             if self.evaluator is not None:
                 last_first.callback(self.evaluator.stop)
 
 
-def serve(order: Order, ready: Callable[[Server], Any] = lambda _: None) -> None:
-    """Serve until a signal, a failure, or the end; `ready` hears of it once workers can come, on the event loop."""
+def serve(options: ServeOptions, ready: Callable[[Server], Any] = lambda _: None) -> None:
+    """Serve until a signal, a failure, or the end; `ready` is called on the event loop once workers can come."""
     loop = _new_loop()
     try:
-        server = Server(order, loop)
+        server = Server(options, loop)
         loop.run_until_complete(_serve(server, ready))
     finally:
         loop.close()
@@ -374,12 +375,12 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def _access(door: Door) -> tuple[TokenBook | None, ssl.SSLContext | None]:
-    if door.access is None:
+def _access(settings: AccessSettings) -> tuple[TokenBook | None, ssl.SSLContext | None]:
+    if settings.folder is None:
         return None, None
-    book = TokenBook(door.access / TOKENS)
+    book = TokenBook(settings.folder / TOKENS)
     book.entries()  # a damaged one is refused here, not at the first request
-    return book, server_context(door.access)
+    return book, server_context(settings.folder)
 
 
 def _raise_file_limit(wanted: int) -> int:

@@ -16,7 +16,7 @@ SPARE_MAX = 1
 """Free buffers that are kept."""
 
 
-class Pool:
+class BufferPool:
     """Buffers of one size."""
 
     def __init__(self, size: int) -> None:

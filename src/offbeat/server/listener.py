@@ -27,14 +27,14 @@ class Full(asyncio.Protocol):
         """Say it and close."""
         body = str(self._refusal.text).encode()
         head = (
-            f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            f"HTTP/1.1 503 ServerContext Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
             f"Retry-After: {self._refusal.headers['Retry-After']}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         transport.write(head.encode() + body)
         transport.close()
 
 
-class Guard:
+class Listener:
     """Lets connections in."""
 
     def __init__(self, runner: web.AppRunner, loop: asyncio.AbstractEventLoop, limits: ServerSettings) -> None:

@@ -20,6 +20,7 @@ from offbeat.wire import BadPayload, HeaderReader, check_fit, header_of, mapped,
 
 PART, WHOLE = ".part", ".safetensors"
 HEADER_SLACK = 1 << 20
+NO_LIMIT = 1 << 62
 
 
 class DiskFull(OffbeatError):
@@ -30,7 +31,7 @@ class Upload:
     """One update on its way in; everything here blocks, so it runs off the event loop."""
 
     def __init__(
-        self, folder: "Updates", task: int, size: int, output: Output, digest: "hashlib._Hash", at: int
+        self, folder: "UpdateStore", task: int, size: int, output: Output, digest: "hashlib._Hash", at: int
     ) -> None:
         self.folder, self.task, self.size = folder, task, size
         self.at = at
@@ -80,17 +81,25 @@ class WrongDigest(BadPayload):
     """What arrived is not what was sent: nobody's fault, and the upload starts over."""
 
 
-class Updates:
+class UpdateStore:
     """The folder of updates of one run."""
 
-    def __init__(self, folder: Path, layout: Layout, disk: Disk, *, bytes_max: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        disk: Disk,
+        *,
+        bytes_max: int = NO_LIMIT,
+        on_synced: Callable[[float], None] = lambda _seconds: None,
+    ) -> None:
+        """`on_synced` hears how long it took to bring an update to the disk."""
         self.path, self.layout, self.disk, self.bytes_max = folder, layout, disk, bytes_max
         self.size = sum(t.end - t.begin for t in tensors_of(layout)) + len(header_of(layout))
         self.size_max = self.size + HEADER_SLACK
         """Bytes of one update; other writers may need a longer header than we do."""
         disk.make_folder(folder)
-        self.on_synced: Callable[[float], None] = lambda _seconds: None
-        """Hears how long it took to bring an update to the disk."""
+        self.on_synced = on_synced
         self._lock = threading.Lock()
         self._sizes = {int(f.stem): f.stat().st_size for f in folder.glob(f"*{WHOLE}") if f.stem.isdecimal()}
         self._coming: dict[int, int] = {}
