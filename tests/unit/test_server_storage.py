@@ -3,6 +3,7 @@
 import hashlib
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,6 +117,31 @@ def test_the_room_on_the_disk_is_bounded(tmp_path: Path) -> None:
     assert updates.offset(3) == 0
     assert not (tmp_path / "updates" / "3.part").exists()
     assert UpdateStore(tmp_path / "updates", X_0.layout, Disk(), bytes_max=10**9).tasks() == {2}
+
+
+def test_what_all_updates_take_is_known_without_looking_at_them(updates: UpdateStore) -> None:
+    """It is asked for on every turn of the driver, and there may be millions of them."""
+    for task in (1, 2):
+        upload = updates.begin(task, len(DATA))
+        upload.write(DATA)
+        upload.finish(DIGEST)
+    updates.begin(3, 500).close()
+
+    class Watched(dict[int, int]):
+        looked = 0
+
+        def values(self) -> Any:
+            Watched.looked += 1
+            return super().values()
+
+    updates._sizes, updates._coming = Watched(updates._sizes), Watched(updates._coming)
+    assert updates.bytes() == 2 * len(DATA) + 500
+    updates.discard(3)
+    updates.remove({1, 7})
+    assert updates.bytes() == len(DATA)
+    updates.begin(2, len(DATA)).close()
+    assert updates.bytes() == 2 * len(DATA), "the whole one stays until the new one is whole"
+    assert Watched.looked == 0
 
 
 def test_a_missing_or_damaged_update_is_named(updates: UpdateStore) -> None:

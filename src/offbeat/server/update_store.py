@@ -104,6 +104,8 @@ class UpdateStore:
         self._sizes = {int(f.stem): f.stat().st_size for f in folder.glob(f"*{WHOLE}") if f.stem.isdecimal()}
         self._coming: dict[int, int] = {}
         """What uploads under way, or cut off, will take."""
+        self._bytes = sum(self._sizes.values())
+        """The sum of both, kept up to date by `_note`."""
         self._open: set[int] = set()
         """Those that somebody is sending now."""
         self.short = False
@@ -144,7 +146,7 @@ class UpdateStore:
         """Forget an upload that is under way."""
         self.disk.remove(self._part(task))
         with self._lock:
-            self._coming.pop(task, None)
+            self._note(self._coming, task, 0)
 
     def opened(self, task: int) -> None:
         """Somebody is sending this one."""
@@ -166,8 +168,8 @@ class UpdateStore:
         self.disk.replace(self._part(task), self.whole(task))
         self.disk.sync_folder(self.path)
         with self._lock:
-            self._coming.pop(task, None)
-            self._sizes[task] = self.whole(task).stat().st_size
+            self._note(self._coming, task, 0)
+            self._note(self._sizes, task, self.whole(task).stat().st_size)
 
     # --- being there -------------------------------------------------------------------------------------------------
 
@@ -189,7 +191,7 @@ class UpdateStore:
         for task in tasks:
             self.disk.remove(self.whole(task))
             with self._lock:
-                self._sizes.pop(task, None)
+                self._note(self._sizes, task, 0)
 
     def tidy(self, decided: Collection[int]) -> None:
         """After a restart: nobody knows any more who was sending a part, and a whole one that was not decided on will
@@ -201,7 +203,7 @@ class UpdateStore:
     def bytes(self) -> int:
         """What all of it takes, uploads under way with the size that they announced."""
         with self._lock:
-            return sum(self._sizes.values()) + sum(self._coming.values())
+            return self._bytes
 
     def mapped(self, task: int) -> Model:
         """An update as a model, mapped where its body is the flat vector, which takes no memory of ours."""
@@ -225,20 +227,26 @@ class UpdateStore:
             if self._taken(task) + size > self.bytes_max:
                 self.short = True
                 raise DiskFull(f"updates may take {self.bytes_max} bytes on the server's disk, and they are used up")
-            self._coming[task] = size
+            self._note(self._coming, task, size)
 
     def _taken(self, task: int) -> int:
-        """By all but this one."""
-        return sum(self._sizes.values()) + sum(n for other, n in self._coming.items() if other != task)
+        """By all but the upload of this task."""
+        return self._bytes - self._coming.get(task, 0)
+
+    def _note(self, sizes: dict[int, int], task: int, size: int) -> None:
+        """A task takes this much from now on; 0 is nothing. The lock is held."""
+        self._bytes += size - sizes.pop(task, 0)
+        if size:
+            sizes[task] = size
 
     def _make_room(self, task: int) -> None:
         """Forget what nobody is sending and nobody has decided on: it can be pushed again."""
         for cut in [other for other in self._coming if other != task and other not in self._open]:
             self.disk.remove(self._part(cut))
-            del self._coming[cut]
+            self._note(self._coming, cut, 0)
         for other in self._idle - {task}:
             self.disk.remove(self.whole(other))
-            self._sizes.pop(other, None)
+            self._note(self._sizes, other, 0)
         self._idle &= {task}
 
 
