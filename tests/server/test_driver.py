@@ -1,5 +1,6 @@
 """What the driver promises: nothing is told before it is on the disk, every command is carried out, few visits."""
 
+import hashlib
 import logging
 import subprocess
 import sys
@@ -79,14 +80,14 @@ def test_a_push_visits_the_driver_twice(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_model_is_hashed_on_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, sha256 = list[str](), server_module.hashlib.sha256
+    threads, sha256 = list[str](), hashlib.sha256
 
     def noted(*arguments: Any) -> Any:
         threads.append(threading.current_thread().name)
         return sha256(*arguments)
 
     with serving(tmp_path, {"epochs": 1}) as running:
-        monkeypatch.setattr(server_module.hashlib, "sha256", noted)
+        monkeypatch.setattr(hashlib, "sha256", noted)
         Worker(running).work()
         until(lambda: (running.folder / "summary.json").exists())
     assert threads

@@ -21,9 +21,9 @@ from offbeat.protocol.scheduler import Scheduler
 from offbeat.server.served_run import ServedRun
 from offbeat.server.settings import ServerSettings
 from offbeat.server.verify import Bases, verify
-from offbeat.storage import ledger as ledger_module
 from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import write_json
+from offbeat.storage.rows import read
 from offbeat.wire import body_of, header_of
 from tests.server.test_checkpoints import PATIENCE_S, Outside
 
@@ -103,14 +103,14 @@ def test_a_restart_reads_the_decisions_that_it_needs(tmp_path: Path, monkeypatch
     with running(tmp_path / "run", fedasync(0.1, constant())) as (run, outside):
         work(run, outside, TASKS)
         x, answers = run.mixer.x.vector.tobytes(), dict(run.coordinator.answers)
-    seen, read = list[str](), ledger_module.read
+    seen = list[str]()
 
     def counted(stored: tuple[Any, ...]) -> Any:
         row = read(stored)
         seen.append(row.kind)
         return row
 
-    monkeypatch.setattr(ledger_module, "read", counted)
+    monkeypatch.setattr("offbeat.storage.ledger.read", counted)
     for file in (tmp_path / "run" / "updates").iterdir():  # each would be looked up by its task
         file.unlink()
     with running(tmp_path / "run", fedasync(0.1, constant())) as (run, _):

@@ -3,7 +3,7 @@
 Rules kept here:
 - The file holds no token, only its sha256: who reads the file cannot use what it says.
 - A check compares with every entry and never stops early: how long it takes tells nothing.
-- A file that cannot be read lets nobody in. A running server sees a change of it within `LOOK_S`.
+- While the file cannot be read, every token is refused. A running server sees a change of it within `LOOK_S`.
 - Who changes the file holds the folder's lock from reading to renaming: two changes at once are both kept.
 """
 
@@ -39,15 +39,15 @@ LOOK_S = 1.0
 """A running server looks at the file this often at most."""
 RETRY_S = 0.01
 LOCK_TRIES = 1000
-"""Tries to take the folder's lock, `RETRY_S` apart: whoever has it needs milliseconds. Not a time, because where the
-whole machine stood still for a while, nobody has waited in vain."""
+"""Tries to take the folder's lock, `RETRY_S` apart: its holder needs milliseconds. Tries are counted, and not time, so
+that a machine which stood still for a while does not count as waiting."""
 
 _BEARER = re.compile(r"bearer ([A-Za-z0-9._~+/-]{1,512}=*)", re.IGNORECASE | re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class Right(StrEnum):
-    """A kind of call."""
+    """The right to a kind of call."""
 
     WORK = "work"
     """Join, ask, heartbeat, push, leave."""
@@ -56,7 +56,7 @@ class Right(StrEnum):
     WATCH = "watch"
     """Read status, workers, events and metrics."""
     MANAGE = "manage"
-    """Whatever steps in: lift a quarantine, stop the run."""
+    """Step in: quarantine a worker, or lift a quarantine."""
 
 
 class Role(StrEnum):
@@ -67,7 +67,7 @@ class Role(StrEnum):
     ADMIN = "admin"
 
     def may(self, right: Right) -> bool:
-        """Is this call open to the role?
+        """May a token of this role make such a call?
 
         >>> Role.WORKER.may(Right.MODELS), Role.VIEWER.may(Right.WORK)
         (True, False)
@@ -133,7 +133,7 @@ class TokenBook:
         return tokens
 
     def revoke(self, name: str) -> TokenEntry:
-        """From now on nobody gets in with it; twice does no harm."""
+        """The token is refused from now on; to revoke it twice does no harm."""
         with self._changing() as entries:
             if name not in entries:
                 raise InvalidValue(f"no token is named {name!r}; see: offbeat token list {self.path.parent}")
@@ -141,11 +141,11 @@ class TokenBook:
             return entries[name]
 
     def check(self, token: str) -> TokenEntry | None:
-        """Whose token this is; nobody's if it is unknown or revoked."""
+        """The entry of this token; None if it is unknown or revoked."""
         return self.check_digest(digest_of(token))
 
     def check_digest(self, digest: str) -> TokenEntry | None:
-        """Whose token has this sha256."""
+        """The entry of the token with this sha256."""
         found = None
         for entry in self._current():
             if hmac.compare_digest(entry.sha256, digest) and entry.revoked is None:
@@ -191,7 +191,7 @@ def bearer(header: str | None) -> str | None:
 
 
 def check_name(name: Any) -> str:
-    """The name, if it may be one."""
+    """The name, if it is allowed."""
     if not isinstance(name, str) or not 1 <= len(name) <= NAME_MAX or not name.isprintable() or name != name.strip():
         shown = repr(name)[: NAME_MAX + 2]
         raise InvalidValue(f"{shown} is no name; use 1 to {NAME_MAX} printable characters, no space at either end")
@@ -225,7 +225,7 @@ def _taken(path: Path) -> Lock:
 def write_private(path: Path, data: bytes) -> None:
     """Write a file that only its owner may read, whole or not at all."""
     with aside(path) as temporary:
-        temporary.unlink(missing_ok=True)  # a dead process may have left one, with whatever mode
+        temporary.unlink(missing_ok=True)  # a dead process may have left one that others can read
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data)
 
@@ -264,7 +264,7 @@ def _entry(value: Any) -> TokenEntry:
 
 
 def digest_of(token: str) -> str:
-    """Plain sha256 is enough: nobody can guess 256 random bits, so there is nothing that salt or slowness would add."""
+    """Plain sha256 is enough: 256 random bits cannot be guessed, so salt or slowness would add nothing."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -2,7 +2,7 @@
 
 Rules kept here:
 - Access is decided before anything else is looked at, from the token alone.
-- Whatever goes wrong in a handler is one JSON refusal; the log has the rest.
+- An error in a handler becomes one JSON refusal; the log has the rest.
 """
 
 import asyncio
@@ -25,8 +25,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class ApiRoute(NamedTuple):
-    """One call of the API."""
-
     method: str
     path: str
     handler: Handler
@@ -69,14 +67,14 @@ def make_app(context: ServerContext) -> web.Application:
 
 
 async def expecting(request: web.Request) -> None:
-    """A push is looked at before its body is wanted; for the small calls there is nothing to wait for."""
+    """The small calls may send their body at once; a push is looked at first."""
     if request.match_info.handler is not pushes.push:
         await uploads.say_continue(request)
 
 
 @web.middleware
 async def refusing(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn whatever goes wrong into a refusal."""
+    """Turn every error into a refusal."""
     request.app[SILENT].discard(request.protocol)
     refusal: Refusal | None = None
     try:
@@ -106,7 +104,7 @@ async def refusing(request: web.Request, handler: Handler) -> web.StreamResponse
 
 @web.middleware
 async def admitting(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Who may go where."""
+    """Refuse requests without the right that their path needs."""
     theirs = request.headers.get("Offbeat-Protocol", str(PROTOCOL))
     if theirs != str(PROTOCOL):
         raise Refusal("wrong_version", f"the request is of protocol {theirs[:20]!r}; this server speaks {PROTOCOL}")
@@ -123,7 +121,7 @@ async def admitting(request: web.Request, handler: Handler) -> web.StreamRespons
         try:
             entry = book.check(token)
         except InvalidValue as error:
-            log.error("nobody is let in: %s", error)  # noqa: TRY400 (what is wrong is in its words)
+            log.error("every request is refused, because tokens cannot be read: %s", error)  # noqa: TRY400 (it says enough)
             raise Refusal("not_now", "the server cannot read its tokens", retry_after_s=5) from error
         if entry is None:
             raise Refusal("bad_token", "this token is not known, or was revoked")

@@ -7,6 +7,7 @@ Rules kept here:
 
 import asyncio
 from math import isfinite
+from sys import float_info
 from typing import Any
 
 from aiohttp import web
@@ -36,6 +37,7 @@ from offbeat.server.context import (
     hello,
     json_of,
     number_in_path,
+    seconds,
     session_of,
 )
 from offbeat.server.long_poll import News, Superseded
@@ -200,15 +202,7 @@ async def ask(request: web.Request) -> web.StreamResponse:
 
 def _patience(request: web.Request, longest: float) -> float:
     text = request.query.get("wait_s")
-    if text is None:
-        return longest
-    try:
-        wait_s = float(text)
-    except ValueError:
-        wait_s = -1.0
-    if not (isfinite(wait_s) and wait_s >= 0):
-        raise Refusal("bad_request", f"wait_s is {text[:40]!r} but must be a number of seconds >= 0")
-    return min(wait_s, longest)
+    return longest if text is None else min(seconds("wait_s", text, float_info.max), longest)
 
 
 def _said(context: ServerContext, news: News) -> dict[str, Any]:

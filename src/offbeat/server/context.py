@@ -101,7 +101,6 @@ TOKEN = web.RequestKey("token", TokenEntry)
 
 
 def context_of(request: web.Request) -> ServerContext:
-    """What the request is about."""
     return request.app[CONTEXT]
 
 
@@ -127,35 +126,32 @@ def session_of(request: web.Request, worker: int | None = None) -> WorkerSession
 
 
 def number_in_path(request: web.Request, name: str) -> int:
-    """A whole number in the path."""
-    text = request.match_info[name]
-    if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX):
-        raise Refusal("bad_request", f"{name} is {text[:40]!r} but must be a whole number >= 0")
-    return int(text)
+    return whole(name, request.match_info[name])
 
 
 def number_in_head(request: web.Request, name: str, least: int, default: int | None = None) -> int:
-    """A whole number in a header."""
     text = request.headers.get(name)
-    if text is None and default is not None:
-        return default
+    return default if text is None and default is not None else whole(f"the header {name}", text, least)
+
+
+def whole(name: str, text: str | None, least: int = 0) -> int:
+    """A whole number that came as text."""
     if text is None or not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX):
-        raise Refusal("bad_request", f"the header {name} is {text!r:.60} but must be a whole number >= {least}")
+        raise Refusal("bad_request", f"{name} is {text!r:.60} but must be a whole number >= {least}")
     if int(text) < least:
-        raise Refusal("bad_request", f"the header {name} is {text} but must be >= {least}")
+        raise Refusal("bad_request", f"{name} is {text} but must be a whole number >= {least}")
     return int(text)
 
 
-def seconds_in_head(request: web.Request, name: str) -> float:
-    """A number of seconds in a header; 0 where it is not said."""
-    text = request.headers.get(name, "0")
+def seconds(name: str, text: str, most: float = SECONDS_MAX) -> float:
+    """A number of seconds that came as text."""
     try:
-        seconds = float(text)
+        found = float(text)
     except ValueError:
-        seconds = -1.0
-    if not 0.0 <= seconds <= SECONDS_MAX:
-        raise Refusal("bad_request", f"the header {name} is {text!r:.60} but must be seconds, 0 to {SECONDS_MAX:g}")
-    return seconds
+        found = -1.0
+    if not 0.0 <= found <= most:
+        raise Refusal("bad_request", f"{name} is {text!r:.60} but must be a number of seconds in 0..{most:g}")
+    return found
 
 
 async def json_of(request: web.Request, known: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 Rules kept here:
 - A line is about a row that is on the disk; `sequence` is the row's own, so that gaps can be seen and looked up.
-- The log makes nobody wait and stops no run: lines wait, up to a limit, for a thread of their own. What finds no room,
-  or cannot be written, is counted, and the count is a line.
-- Chatter is left out unless it is asked for, and the digests of sessions always: they are nobody's business.
+- The run never waits for the log: up to a limit, lines wait for a thread of their own. A line that finds no room, or
+  cannot be written, is counted, and the count is a line.
+- Chatter is left out unless it is asked for, and the digests of session secrets always.
 """
 
 import json
@@ -27,7 +27,7 @@ from offbeat.storage.rows import NewRow
 WAITING_MAX = 50_000
 """Rows that wait to be written; about a hundred bytes each."""
 CLOSE_S = 5.0
-"""How long the end waits for whoever reads the log."""
+"""How long `close` waits for a reader of the log that is slow."""
 STDERR = "-"
 DROPPED = "log_dropped"
 """The kind of the line that says how many are missing."""
@@ -36,7 +36,7 @@ log = logging.getLogger("offbeat.server")
 
 
 class PendingRow(NamedTuple):
-    """A row that is on the disk and not yet in the log."""
+    """A row that is in the ledger and not yet in the log."""
 
     sequence: int
     logged_at: float
@@ -97,7 +97,7 @@ class EventLog:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Write what waits and end; whoever does not read the log is not waited for very long."""
+        """Write what waits and end; a reader that does not read is waited for `CLOSE_S` only."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

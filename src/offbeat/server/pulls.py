@@ -1,8 +1,8 @@
 """Owns how versions are read: from the one buffer in memory that the mixer made, in slices, never in its way.
 
 Rules kept here:
-- A version never changes, so its ETag is the run and its epoch. Whoever has it from an address that names the run may
-  keep it for ever; the short address means another version when another run is served, so whoever keeps that asks.
+- A version never changes, so its ETag is the run and its epoch. Under an address that names the run it may be kept for
+  ever; the short address means another version when another run is served, so a kept copy must be validated.
 - A slow reader holds one version and nothing else. Where too many versions are held, the readers of the oldest are cut
   off; they come back, hear that it is gone, and are leased the newest.
 """
@@ -31,11 +31,9 @@ class Readers:
         self._of: defaultdict[int, set[asyncio.Transport]] = defaultdict(set)
 
     def add(self, t: int, transport: asyncio.Transport) -> None:
-        """One more."""
         self._of[t].add(transport)
 
     def remove(self, t: int, transport: asyncio.Transport) -> None:
-        """One less."""
         self._of[t].discard(transport)
         if not self._of[t]:
             del self._of[t]
@@ -50,12 +48,12 @@ READERS = web.AppKey("readers", Readers)
 
 
 def address_of(run: str, t: int) -> str:
-    """Where a version is, for whoever may keep it for ever."""
+    """The address under which a version may be kept for ever."""
     return f"/v1/runs/{run}/models/{t}"
 
 
 async def pull(request: web.Request) -> web.StreamResponse:
-    """A version of whichever run is served, whole or from some byte on."""
+    """A version of the run that is served now, whole or from some byte on."""
     context, text = context_of(request), request.match_info["t"]
     t = context.run.coordinator.t if text == "latest" else _epoch(context, text)
     return await _pulled(request, t, ASK_FIRST)
@@ -71,7 +69,7 @@ async def pull_of_run(request: web.Request) -> web.StreamResponse:
 
 
 async def allowed(_request: web.Request) -> web.Response:
-    """For a cache in front: whoever gets here may read models."""
+    """For a cache in front of the server: a request that gets here may read models."""
     return web.Response(status=204)
 
 
@@ -124,7 +122,7 @@ async def _send(request: web.Request, t: int, model: Model, headers: dict[str, s
             await response.write(piece)
             context_of(request).metrics.sent(len(piece))
         await response.write_eof()
-    except ConnectionError:  # it went away, or was cut off: nothing to tell anybody
+    except ConnectionError:  # the reader went away, or was cut off
         pass
     finally:
         readers.remove(t, transport)

@@ -21,12 +21,12 @@ from offbeat.server.context import (
     context_of,
     number_in_head,
     number_in_path,
-    seconds_in_head,
+    seconds,
     session_of,
 )
 from offbeat.server.driver import Stuck
 from offbeat.server.long_poll import answered
-from offbeat.server.refusals import OUTCOMES, Refusal, answer
+from offbeat.server.refusals import Refusal, answer
 from offbeat.server.served_run import answer_in
 from offbeat.server.uploads import DISK_FULL_RETRY_S, UPLOADS, Head, receive
 from offbeat.wire import BadPayload
@@ -115,7 +115,8 @@ def _head(request: web.Request, context: ServerContext) -> Head:
         raise Refusal("wrong_layout", "the update is of another layout than this run's model")
     samples = number_in_head(request, "Offbeat-Samples", 1)
     gradients = number_in_head(request, "Offbeat-Gradients", 0)
-    spent = (seconds_in_head(request, "Offbeat-Download-S"), seconds_in_head(request, "Offbeat-Train-S"))
+    said = ("Offbeat-Download-S", "Offbeat-Train-S")
+    spent = [seconds(f"the header {name}", request.headers.get(name, "0")) for name in said]
     return Head(task, session.worker, digest, size, begin, samples, gradients, _metrics(request), *spent)
 
 
@@ -236,4 +237,4 @@ def _refused(found: AnswerPush) -> Refusal:
     }
     if found.outcome is Outcome.BUSY:
         return _busy(found.retry_after_s or 1.0)
-    return Refusal(OUTCOMES[found.outcome], said.get(found.outcome, f"task {found.task}: {found.outcome.value}"))
+    return Refusal(found.outcome.value, said.get(found.outcome, f"task {found.task}: {found.outcome.value}"))

@@ -318,7 +318,7 @@ class Server:
     # --- close -------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Stop cleanly: nobody waits, everything is on the disk, the folder is free."""
+        """Stop cleanly: no request waits, everything is on the disk, the folder is free."""
         self.listener.close()
         self.run.driver.hurry()
         self.long_poll.stopping = True
@@ -328,7 +328,7 @@ class Server:
         await self.loop.run_in_executor(None, self._close_rest)
 
     def _close_rest(self) -> None:
-        """All of it, whatever goes wrong with one."""
+        """Close every part, also where closing another one fails."""
         with ExitStack() as last_first:
             last_first.callback(self.begun.folder.close)
             if self.event_log is not None:
@@ -355,7 +355,7 @@ def serve(options: ServeOptions, ready: Callable[[Server], Any] = lambda _: None
 
 async def _serve(server: Server, ready: Callable[[Server], Any]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
-        with suppress(ValueError, RuntimeError):  # not on the main thread: whoever started us stops us otherwise
+        with suppress(ValueError, RuntimeError):  # not on the main thread, whose signals we do not get
             server.loop.add_signal_handler(number, server.stopped.set)
     await server.open()
     shown = ready(server)
@@ -370,7 +370,7 @@ async def _serve(server: Server, ready: Callable[[Server], Any]) -> None:
 def _new_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop
-    except ImportError:  # where there is none, asyncio's own does it more slowly
+    except ImportError:  # asyncio's own loop does it too, more slowly
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
 
@@ -384,7 +384,7 @@ def _access(settings: AccessSettings) -> tuple[TokenBook | None, ssl.SSLContext 
 
 
 def _raise_file_limit(wanted: int) -> int:
-    """Every connection is an open file: allow as many as may be; how many connections that makes."""
+    """Every connection is an open file: raise the limit, and answer how many connections it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted + FILES_MIN if hard == resource.RLIM_INFINITY else min(hard, wanted + FILES_MIN)
     if soft < most:

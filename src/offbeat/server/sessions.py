@@ -68,14 +68,14 @@ class WorkerSessions:
         return self._of.get(worker)
 
     def number(self, name: str) -> int:
-        """The number of this name, or the next one, which is its own from now on, whatever becomes of its joining."""
+        """The number of this name, or the next free one, which it keeps even if it does not join after all."""
         if name not in self._number:
             self._number[name] = self._next
             self._next += 1
         return self._number[name]
 
     def device(self, name: str, devices: int) -> int:
-        """A device for a worker that has no word in it: its own of before, else one that nobody has."""
+        """A device for a worker that did not choose: the one it had before, else one that no other worker has."""
         known = self.known(name)
         if known is not None:
             return known.device
@@ -102,28 +102,21 @@ class WorkerSessions:
         if worker in self._of:
             self._of[worker].digest = ""
 
-    def check(self, worker: int, secret: str) -> WorkerSession | None:
-        """The session, if the secret is its own."""
-        session = self._of.get(worker)
-        if session is None or not session.digest:
-            return None
-        return session if hmac.compare_digest(session.digest, digest_of(secret)) else None
-
     def was_replaced(self, secret: str) -> bool:
-        """Is this the secret of a worker that has another one now? Whoever can say so need not be believed."""
+        """Does this secret name a worker that has another one now? It need not be genuine: only the refusal differs."""
+        return self._named_in(secret) is not None and self.find(secret) is None
+
+    def find(self, secret: str) -> WorkerSession | None:
+        """The session with this secret."""
+        session = self._named_in(secret)
+        return session if session is not None and hmac.compare_digest(session.digest, digest_of(secret)) else None
+
+    def _named_in(self, secret: str) -> WorkerSession | None:
+        """The worker whose number a secret begins with, unless it has left."""
         number, _, _ = secret.partition("-")
         plain = number.isascii() and number.isdecimal() and len(number) < SECRET_BYTES
         session = self._of.get(int(number)) if plain else None
-        return session is not None and bool(session.digest) and self.find(secret) is None
-
-    def find(self, secret: str) -> WorkerSession | None:
-        """The session with this secret, which names its worker."""
-        number, _, _ = secret.partition("-")
-        return (
-            self.check(int(number), secret)
-            if number.isascii() and number.isdecimal() and len(number) < SECRET_BYTES
-            else None
-        )
+        return session if session is not None and session.digest else None
 
 
 def new_secret(worker: int) -> str:

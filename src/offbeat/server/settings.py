@@ -30,7 +30,7 @@ class ServerSettings:
     updates_bytes_max: int = _setting(20 << 30, "Bytes of updates on the disk, uploads under way included.")
     versions_bytes_max: int = _setting(1 << 30, "Bytes of versions in memory; never fewer than two versions.")
     head_s: float = _setting(20.0, "A new connection must have sent its first request's head by then.")
-    stall_s: float = _setting(60.0, "An upload from which nothing comes for so long is cut; it can be appended to.")
+    stall_s: float = _setting(60.0, "An upload from which nothing comes for this long is cut; it can be appended to.")
     checkpoint_every: int = _setting(100, "Versions between two checkpoints.")
     keep_updates: str = _setting("needed", "needed: those that a restart may need; all: nothing is removed.")
     updater_threads: int = _setting(1, "Threads that mix; more than one pays from about ten million parameters on.")
@@ -58,7 +58,7 @@ class ServerSettings:
 
     @property
     def private(self) -> bool:
-        """Can nobody come from beyond this machine, not even through a proxy?"""
+        """Can no request come from another machine, not even through a proxy?"""
         return self.on_loopback and not self.behind_proxy
 
 
@@ -74,8 +74,8 @@ class AccessSettings:
         """Refuse to be open to a network by accident."""
         if self.folder is None and settings.behind_proxy and not self.insecure:
             raise InvalidValue(
-                "behind_proxy opens this server to whoever reaches the proxy: run `offbeat init DIR` once and give "
-                "--access DIR for TLS and tokens, or say --insecure if the network itself is safe"
+                "behind_proxy opens this server to everybody who reaches the proxy: run `offbeat init DIR` once and "
+                "give --access DIR for TLS and tokens, or say --insecure if the network itself is safe"
             )
         if self.folder is None and not settings.on_loopback and not self.insecure:
             raise InvalidValue(

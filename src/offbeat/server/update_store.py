@@ -35,7 +35,7 @@ class Upload:
     ) -> None:
         self.folder, self.task, self.size = folder, task, size
         self.at = at
-        """Bytes that are there."""
+        """Bytes that have come."""
         self._output, self._digest = output, digest
         self._head: HeaderReader | None = HeaderReader() if at == 0 else None
         folder.opened(task)
@@ -58,7 +58,7 @@ class Upload:
         self.at += len(data)
 
     def close(self) -> None:
-        """Leave it; what is there can be appended to, unless its room is needed."""
+        """Leave it; what has come can be appended to, unless its room is needed."""
         self._output.close()
         self.folder.closed(self.task)
 
@@ -78,7 +78,7 @@ class Upload:
 
 
 class WrongDigest(BadPayload):
-    """What arrived is not what was sent: nobody's fault, and the upload starts over."""
+    """What arrived is not what was sent: no fault of the worker, and the upload starts over."""
 
 
 class UpdateStore:
@@ -107,16 +107,16 @@ class UpdateStore:
         self._bytes = sum(self._sizes.values())
         """The sum of both, kept up to date by `_note`."""
         self._open: set[int] = set()
-        """Those that somebody is sending now."""
+        """Those that a connection is sending now."""
         self.short = False
-        """Was there no room for somebody since the last checkpoint?"""
+        """Was an upload refused for want of room since the last checkpoint?"""
         self._idle: set[int] = set()
-        """Whole ones that met a full queue, and may or may not be pushed again."""
+        """Whole updates that met a full queue, and may or may not be pushed again."""
 
     # --- coming in ---------------------------------------------------------------------------------------------------
 
     def offset(self, task: int) -> int:
-        """How many bytes of an upload are there."""
+        """How many bytes of an upload have come."""
         part = self._part(task)
         return part.stat().st_size if part.exists() else 0
 
@@ -149,17 +149,17 @@ class UpdateStore:
             self._note(self._coming, task, 0)
 
     def opened(self, task: int) -> None:
-        """Somebody is sending this one."""
+        """A connection sends this one from now on."""
         with self._lock:
             self._open.add(task)
 
     def closed(self, task: int) -> None:
-        """Nobody is sending it any more."""
+        """No connection sends it any more."""
         with self._lock:
             self._open.discard(task)
 
     def set_aside(self, task: int, *, idle: bool) -> None:
-        """A whole one that met a full queue may be forgotten where its room is needed; not while it is judged."""
+        """A whole update that met a full queue may be forgotten if its room is needed; not while it is judged."""
         with self._lock:
             (self._idle.add if idle else self._idle.discard)(task)
 
@@ -187,15 +187,14 @@ class UpdateStore:
             return set(self._sizes)
 
     def remove(self, tasks: set[int]) -> None:
-        """These are needed no more. That they are gone need not be durable: they would be removed again."""
+        """Remove updates. That they are gone need not be durable: a restart would remove them again."""
         for task in tasks:
             self.disk.remove(self.whole(task))
             with self._lock:
                 self._note(self._sizes, task, 0)
 
     def tidy(self, decided: Collection[int]) -> None:
-        """After a restart: nobody knows any more who was sending a part, and a whole one that was not decided on will
-        be pushed again."""
+        """After a restart: remove what was not decided on, whole or not; it will be pushed again."""
         for file in self.path.glob(f"*{PART}"):
             self.disk.remove(file)
         self.remove(self.tasks().difference(decided))
@@ -210,7 +209,6 @@ class UpdateStore:
         return mapped(self.whole(task), self.layout)
 
     def digest(self, task: int) -> str:
-        """sha256 of a whole update."""
         try:
             with self.whole(task).open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
@@ -240,7 +238,7 @@ class UpdateStore:
             sizes[task] = size
 
     def _make_room(self, task: int) -> None:
-        """Forget what nobody is sending and nobody has decided on: it can be pushed again."""
+        """Forget what is neither being sent nor decided on: it can be pushed again."""
         for cut in [other for other in self._coming if other != task and other not in self._open]:
             self.disk.remove(self._part(cut))
             self._note(self._coming, cut, 0)

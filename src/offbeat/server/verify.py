@@ -53,11 +53,6 @@ class Replay:
         self.versions = VersionStore(folder / "versions", self.layout, Disk(), on_disk=(folder / "versions").is_dir())
         self.updater = Updater()
 
-    def oldest(self) -> Checkpoint:
-        """The oldest checkpoint that can be read."""
-        *_, oldest = (self.checkpoints.newest(), *self.checkpoints.usable())
-        return oldest
-
     def run(
         self, checkpoint: Checkpoint, until: int = NO_LIMIT, enough: Callable[[ReplayPoint], bool] = lambda _: False
     ) -> ReplayPoint:
@@ -148,7 +143,8 @@ def verify(folder: Path) -> dict[str, Any]:
     """Replay from the oldest kept checkpoint, and compare with what the server has, bit for bit."""
     replay = Replay(folder)
     try:
-        newest, oldest = replay.checkpoints.newest(), replay.oldest()
+        newest, *older = list(replay.checkpoints.usable()) or [replay.checkpoints.newest()]  # which says what is wrong
+        oldest = older[-1] if older else newest
         running = replay.about.state == "running"
         until = newest.mark if running else NO_LIMIT
         there = start_of(newest) if running else replay.run(newest)

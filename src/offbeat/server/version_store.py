@@ -1,10 +1,10 @@
 """Owns the versions that can be read: the newest and a few before it in memory, and, where a rule uses x_tau, on disk.
 
 Rules kept here:
-- A version never changes; whoever reads one keeps it alive. The newest are kept for those who come later, in a quarter
-  of the room; the rest of it is there for older ones that somebody still reads, and is not used where nobody does.
+- A version never changes, and its readers keep it alive. A quarter of the room holds the newest versions for later
+  readers; the rest is for older versions that are still being read.
   Where too many are being read at once, the readers of the oldest are cut off: they ask again and get the newest.
-- A version that a rule will need again is on the disk before anybody can be leased it, and stays until no open lease
+- A version that a rule will need again is on the disk before a worker can be leased it, and stays until no open lease
   and no update since the second-newest checkpoint starts from it.
 """
 
@@ -22,7 +22,7 @@ from offbeat.wire import body_of, header_of, mapped
 KEPT_MAX = 64
 """Versions that can be pulled, where there is room: the newest, and those before it that were just leased."""
 KEPT_MIN = 2
-"""Where there is room for a third: whoever was leased a version just before the next one came can still read it."""
+"""Where there is room for a third: a worker that was leased a version just before the next one can still read it."""
 KEPT_PART = 4
 BYTES_MAX = 1 << 30
 ALIVE_MIN = 2
@@ -63,7 +63,7 @@ class VersionStore:
             return self._found(t)
 
     def begin_read(self, t: int) -> Model | None:
-        """Likewise, for a while: until `end_read` others can have it too."""
+        """A version to read until `end_read`; meanwhile others can read it too, also where it is not kept."""
         with self._lock:
             found = self._found(t)
             if found is not None:
@@ -71,7 +71,6 @@ class VersionStore:
             return found
 
     def end_read(self, t: int) -> None:
-        """One reader less."""
         with self._lock:
             model, readers = self._read[t]
             self._read[t] = (model, readers - 1)
@@ -118,7 +117,7 @@ class VersionStore:
             raise VersionGone(f"version {tau}, {self._file(tau)}, is missing or damaged: {error}") from error
 
     def prune(self, needed: set[int], newest: int) -> None:
-        """Remove from the disk what nobody will need: whatever is older than `newest` and not among these."""
+        """Remove from the disk what is older than `newest` and not needed."""
         for file in self.path.glob("*.safetensors") if self.on_disk else ():
             if file.stem.isdecimal() and int(file.stem) < newest and int(file.stem) not in needed:
                 self.disk.remove(file)

@@ -2,8 +2,8 @@
 
 Rules kept here:
 - Append-only. The one way back is `truncate_after`, with which a run returns to the moment of its checkpoint.
-- Rows wait in memory and are written many in one transaction; `flush` writes them now. Whoever reads sees all rows
-  up to the last transaction, also while another process writes (WAL).
+- Rows wait in memory and are written many in one transaction; `flush` writes them now. Readers see all rows up to the
+  last transaction, also while another process writes (WAL).
 - Not durable: what was flushed survives the death of the process, not a power cut. Durable: both.
 - One thread at a time uses a ledger, whichever that is.
 - A finished ledger is one file, readable also where nothing can be written.
@@ -131,7 +131,7 @@ class Ledger:
             self.flush()
 
     def record_lost(self, at: float, task: int, decision: int) -> None:
-        """An acknowledged update is damaged, and somebody has decided to go on without it."""
+        """An acknowledged update is damaged, and the operator has decided to go on without it."""
         self._waiting.append(lost_row(at, task, decision))
 
     def flush(self) -> None:
@@ -149,7 +149,7 @@ class Ledger:
     def mark(self) -> int:
         """The sequence number of the newest row, which is flushed: a checkpoint keeps it for `truncate_after`."""
         self.flush()
-        return self._newest()
+        return self.newest()
 
     def truncate_after(self, sequence: int) -> None:
         """Forget everything that was recorded after this mark."""
@@ -198,7 +198,7 @@ class Ledger:
             self.flush()
         finally:
             self._waiting = []
-            with suppress(sqlite3.Error):  # closed before, or somebody reads: then its WAL stays beside it
+            with suppress(sqlite3.Error):  # closed before, or being read: then its WAL stays beside it
                 if not self.read_only:
                     self._connection.execute("PRAGMA busy_timeout = 0")
                     self._connection.execute("PRAGMA journal_mode = DELETE")
@@ -263,7 +263,7 @@ class Ledger:
 
     def _pages(self, asked: dict[str, Any], after: int, limit: int | None) -> Iterator[Row]:
         self.flush()
-        newest = self._newest()
+        newest = self.newest()
         where = " AND ".join(f"{name} = ?" for name in asked) + " AND " * bool(asked)
         query = f"SELECT * FROM events WHERE {where} sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?"  # noqa: S608
         while limit is None or limit > 0:
@@ -276,9 +276,6 @@ class Ledger:
 
     def newest(self) -> int:
         """The sequence number of the newest row that is written."""
-        return self._newest()
-
-    def _newest(self) -> int:
         return int(self._select("SELECT coalesce(max(sequence), 0) FROM events")[0][0])
 
     def _meta(self) -> dict[str, str]:
