@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from offbeat.server.pulls import READERS
 from offbeat.wire import unpack
 from tests.server.serving import TASK, Answered, Running, Worker, packed, serving
 from tests.server.speaking import Line, head, refused, settled, until
@@ -234,6 +233,6 @@ def test_a_reader_that_goes_leaves_nothing_behind(tmp_path: Path) -> None:
     with serving(tmp_path, task=LARGE) as running:
         with Line(running, head("GET", "/v1/models/0")) as line:
             line.head()
-            until(lambda: running.server.app[READERS]._of)
-        until(lambda: not running.server.app[READERS]._of)
+            until(lambda: running.server.run.versions._read)
+        until(lambda: not running.server.run.versions._read)
         assert Worker(running).work().status == 200

@@ -2,6 +2,8 @@
 
 import hashlib
 from collections import deque
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -201,17 +203,26 @@ def test_versions_are_few_in_memory_and_all_that_is_needed_on_disk(tmp_path: Pat
 def test_most_of_the_room_is_for_those_who_still_read(tmp_path: Path) -> None:
     room = 5 * 4 * X_0.layout.size
     versions = VersionStore(tmp_path / "versions", X_0.layout, Disk(), on_disk=False, bytes_max=room)
-    for t in range(5):
+    readers, cut = [ExitStack() for _ in range(5)], list[int]()
+
+    def now_cut() -> list[int]:
+        cut.clear()
+        versions.cut_off_oldest()
+        return cut
+
+    for t, reader in enumerate(readers):
         versions.add(t, model(t).freeze())
-        assert versions.begin_read(t) is not None
-    assert not versions.crowding(), "two are kept, and three older ones are being read"
+        assert reader.enter_context(versions.reading(t, partial(cut.append, t))) is not None
+    assert now_cut() == [], "two are kept, and three older ones are being read"
     versions.add(5, model(5).freeze())
-    assert versions.crowding() == [0]
-    versions.end_read(1)
-    assert not versions.crowding()
+    assert now_cut() == [0]
+    readers[1].close()
+    assert now_cut() == []
     assert [t for t in range(6) if versions.pull(t) is not None] == [0, 2, 3, 4, 5]
-    for t in (0, 2, 3, 4):
-        versions.end_read(t)
+    for reader in readers:
+        reader.close()
+    with versions.reading(1, cut.clear) as gone:
+        assert gone is None
     assert [t for t in range(6) if versions.pull(t) is not None] == [4, 5]
 
 

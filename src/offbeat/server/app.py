@@ -59,7 +59,7 @@ def make_app(context: ServerContext) -> web.Application:
     """The application of one served run."""
     app = web.Application(client_max_size=JSON_BYTES_MAX, middlewares=[refusing, admitting])
     app[CONTEXT], app[SILENT] = context, set()
-    app[pulls.READERS], app[uploads.UPLOADS] = pulls.Readers(), uploads.Uploads()
+    app[uploads.UPLOADS] = uploads.Uploads()
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler, expect_handler=expecting)
     app.router.add_get("/metrics", views.metrics, expect_handler=expecting)  # where Prometheus looks by itself

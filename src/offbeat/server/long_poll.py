@@ -45,14 +45,12 @@ class LongPoll:
         self.stopping = False
         self._loop, self._driver = loop, driver
         self._waiting: dict[int, asyncio.Future[News]] = {}
-        self._tidying: set[asyncio.Task[None]] = set()
         self._newer = asyncio.Event()
         """Set when the next version is there."""
 
     def deliver(self, worker: int, letter: Letter) -> None:
         """On the driver's thread: let the worker hear this, if it waits."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._hear, worker, letter)
+        self._on_loop(self._hear, worker, letter)
 
     # --- on the event loop -------------------------------------------------------------------------------------------
 
@@ -76,14 +74,15 @@ class LongPoll:
             # Told at once, so that it comes before whatever this worker asks next.
             with suppress(OffbeatError):
                 ended = self._driver.tell(lambda at: RequestEnded(at, worker), must=True)
-                self._spawn(self._ended(worker, future, ended))
+                ended.add_done_callback(lambda _: self._on_loop(self._ended, worker, future))
             raise
         self._forget(worker, future)
         return news
 
     def hand_back(self, lease: Lease) -> None:
         """The connection was closed before the worker heard of the lease."""
-        self._spawn(self._returned(lease))
+        with suppress(OffbeatError):  # the server has failed or stopped: after a restart the worker gets it again
+            self._driver.tell(lambda at: LeaseReturned(at, lease.worker, lease.task), must=True)
 
     def published(self) -> None:
         """A version can be read."""
@@ -95,13 +94,11 @@ class LongPoll:
         for worker in list(self._waiting):
             self._hear(worker, TellFinished(worker))
 
-    async def stop(self) -> None:
-        """End every wait, and finish what was begun."""
+    def stop(self) -> None:
+        """End every wait."""
         self.stopping = True
         for worker in list(self._waiting):
             self._hear(worker, None)
-        while self._tidying:
-            await asyncio.gather(*self._tidying, return_exceptions=True)
 
     async def _tell(self, happened: Happened) -> None:
         await answered(lambda: self._driver.tell(happened))
@@ -122,24 +119,13 @@ class LongPoll:
         if self._waiting.get(worker) is future:
             del self._waiting[worker]
 
-    async def _ended(self, worker: int, future: "asyncio.Future[News]", ended: "Future[Any]") -> None:
-        try:
-            await asyncio.wrap_future(ended)
-        finally:
-            self._forget(worker, future)
+    def _ended(self, worker: int, future: "asyncio.Future[News]") -> None:
+        """The driver knows that this wait has ended: a lease that it gave just before is handed back."""
+        self._forget(worker, future)
         news = future.result() if future.done() else None
         if isinstance(news, SendTask):
-            await self._returned(news.lease)
+            self.hand_back(news.lease)
 
-    async def _returned(self, lease: Lease) -> None:
-        await asyncio.wrap_future(self._driver.tell(lambda at: LeaseReturned(at, lease.worker, lease.task), must=True))
-
-    def _spawn(self, work: Any) -> None:
-        task = self._loop.create_task(work)
-        self._tidying.add(task)
-        task.add_done_callback(self._tidied)
-
-    def _tidied(self, task: "asyncio.Task[None]") -> None:
-        self._tidying.discard(task)
-        if not task.cancelled():
-            task.exception()  # it is noticed where it happened: the driver has failed, or the disk is full
+    def _on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)

@@ -7,9 +7,8 @@ Rules kept here:
   off; they come back, hear that it is gone, and are leased the newest.
 """
 
-import asyncio
-from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 
 from aiohttp import web
 
@@ -22,29 +21,6 @@ SLICE = 1 << 20
 FOR_EVER = "public, max-age=31536000, immutable"
 ASK_FIRST = "no-cache"
 """It may be kept, but not used without asking, by its ETag, whether it is still what is meant."""
-
-
-class Readers:
-    """Who reads which version, so that they can be cut off."""
-
-    def __init__(self) -> None:
-        self._of: defaultdict[int, set[asyncio.Transport]] = defaultdict(set)
-
-    def add(self, t: int, transport: asyncio.Transport) -> None:
-        self._of[t].add(transport)
-
-    def remove(self, t: int, transport: asyncio.Transport) -> None:
-        self._of[t].discard(transport)
-        if not self._of[t]:
-            del self._of[t]
-
-    def cut(self, t: int) -> None:
-        """End all pulls of this version."""
-        for transport in list(self._of.get(t, ())):
-            transport.abort()
-
-
-READERS = web.AppKey("readers", Readers)
 
 
 def address_of(run: str, t: int) -> str:
@@ -85,13 +61,15 @@ async def _pulled(request: web.Request, t: int, lifetime: str) -> web.StreamResp
     known = request.headers.get("If-None-Match", "")
     if headers["ETag"] in known or known == "*":
         return web.Response(status=304, headers=headers)
-    model = context.run.versions.begin_read(t)
-    if model is None:
-        raise Refusal("gone", f"version {t} is gone; the newest is {context.run.coordinator.t}")
-    try:
-        return await _send(request, t, model, headers)
-    finally:
-        context.run.versions.end_read(t)
+    with context.run.versions.reading(t, lambda: _cut_off(request)) as model:
+        if model is None:
+            raise Refusal("gone", f"version {t} is gone; the newest is {context.run.coordinator.t}")
+        return await _send(request, model, headers)
+
+
+def _cut_off(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()
 
 
 def _epoch(context: ServerContext, text: str) -> int:
@@ -103,7 +81,7 @@ def _epoch(context: ServerContext, text: str) -> int:
     return int(text)
 
 
-async def _send(request: web.Request, t: int, model: Model, headers: dict[str, str]) -> web.StreamResponse:
+async def _send(request: web.Request, model: Model, headers: dict[str, str]) -> web.StreamResponse:
     parts = [memoryview(context_of(request).run.versions.header), *body_of(model)]
     size = sum(len(part) for part in parts)
     begin, end = _range(request, size, headers["ETag"])
@@ -112,20 +90,12 @@ async def _send(request: web.Request, t: int, model: Model, headers: dict[str, s
     response.content_type, response.content_length = "application/octet-stream", end - begin
     if not whole:
         response.headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
-    readers, transport = request.app[READERS], request.transport
     await response.prepare(request)
-    if transport is None:
-        return response
-    readers.add(t, transport)
-    try:
+    with suppress(ConnectionError):  # the reader went away, or was cut off
         for piece in _slices(parts, begin, end):
             await response.write(piece)
             context_of(request).metrics.sent(len(piece))
         await response.write_eof()
-    except ConnectionError:  # the reader went away, or was cut off
-        pass
-    finally:
-        readers.remove(t, transport)
     return response
 
 

@@ -38,7 +38,6 @@ from offbeat.server.folder import WHERE, begin
 from offbeat.server.listener import Listener
 from offbeat.server.long_poll import LongPoll
 from offbeat.server.metrics import Metrics, Timed
-from offbeat.server.pulls import READERS
 from offbeat.server.reports import Reports
 from offbeat.server.served_run import Observers, ServedRun
 from offbeat.server.sessions import WorkerSession, WorkerSessions
@@ -57,6 +56,7 @@ HEARTBEAT_MAX_S = 30.0
 HEARTBEATS_PER_LEASE = 3
 GOODBYE_S = 10.0
 """With --exit-when-finished: how long workers have to hear that the run is finished."""
+HEARD_AGAIN_S = 0.2
 CLOSE_S = 2.0
 RETRY_S = 5.0
 KEEP_ALIVE_S = 75.0
@@ -241,8 +241,7 @@ class Server:
 
     def _published(self, t: int) -> None:
         self.long_poll.published()
-        for old in self.run.versions.crowding():
-            self.app[READERS].cut(old)
+        self.run.versions.cut_off_oldest()
         for tau, metrics in self.context.reports.due(t):
             self._report(tau, metrics)
 
@@ -283,21 +282,19 @@ class Server:
             with suppress(TimeoutError):
                 async with asyncio.timeout(GOODBYE_S):
                     while any(map(self._is_there, self.context.sessions.all())):
-                        await self._pause()
+                        await self._commit_or(HEARD_AGAIN_S)
             self.stopped.set()
 
     def _is_there(self, session: WorkerSession) -> bool:
         """A worker that has not left, and was heard of before it would be taken for dead."""
-        return bool(session.digest) and (session.asking or monotonic() - session.heard_at < self._lease_s)
+        return bool(session.digest) and (
+            session.asking or monotonic() - session.heard_at < self.begun.method.plan.lease_s
+        )
 
-    @property
-    def _lease_s(self) -> float:
-        return self.begun.method.plan.lease_s
-
-    async def _pause(self) -> None:
-        """Until something is committed, such as that a worker has left."""
+    async def _commit_or(self, wait_s: float) -> None:
+        """Wait until something is committed, such as that a worker has left, or for this long."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(0.2):
+            async with asyncio.timeout(wait_s):
                 await self.context.committed.wait()
 
     def _write_results(self) -> None:
@@ -321,9 +318,8 @@ class Server:
         """Stop cleanly: no request waits, everything is on the disk, the folder is free."""
         self.listener.close()
         self.run.driver.hurry()
-        self.long_poll.stopping = True
+        self.long_poll.stop()
         self.context.say_committed()  # those who follow the events hear that they end
-        await self.long_poll.stop()
         await self.runner.cleanup()
         await self.loop.run_in_executor(None, self._close_rest)
 

@@ -10,7 +10,7 @@ Rules kept here:
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,8 +42,8 @@ class VersionStore:
         self._kept_max = min(KEPT_MAX, max(self._alive_max // KEPT_PART, min(KEPT_MIN, self._alive_max - 1)))
         self._lock = threading.Lock()
         self._kept: dict[int, Model] = {}
-        self._read: dict[int, tuple[Model, int]] = {}
-        """Versions that are being read, and by how many."""
+        self._read: dict[int, tuple[Model, list[Callable[[], None]]]] = {}
+        """Versions that are being read, and how each reader is cut off."""
         self._pinned: Counter[int] = Counter()
         if on_disk:
             disk.make_folder(folder)
@@ -62,26 +62,33 @@ class VersionStore:
         with self._lock:
             return self._found(t)
 
-    def begin_read(self, t: int) -> Model | None:
-        """A version to read until `end_read`; meanwhile others can read it too, also where it is not kept."""
-        with self._lock:
-            found = self._found(t)
-            if found is not None:
-                self._read[t] = (found, self._read.get(t, (found, 0))[1] + 1)
-            return found
+    @contextmanager
+    def reading(self, t: int, cut_off: Callable[[], None]) -> Iterator[Model | None]:
+        """A version to read within the block, which others can read meanwhile; None where it is gone.
 
-    def end_read(self, t: int) -> None:
+        `cut_off` ends the reading where too many versions are read at once.
+        """
         with self._lock:
-            model, readers = self._read[t]
-            self._read[t] = (model, readers - 1)
-            if readers == 1:
-                del self._read[t]
+            model = self._found(t)
+            if model is not None:
+                self._read.setdefault(t, (model, []))[1].append(cut_off)
+        try:
+            yield model
+        finally:
+            with self._lock:
+                if model is not None:
+                    self._read[t][1].remove(cut_off)
+                    if not self._read[t][1]:
+                        del self._read[t]
 
-    def crowding(self) -> list[int]:
-        """VersionStore, the oldest first, whose readers must be cut off so that memory stays bounded."""
+    def cut_off_oldest(self) -> None:
+        """Cut off the readers of the oldest versions, so that memory stays bounded."""
         with self._lock:
             alive = sorted({*self._kept, *self._read})
-            return [t for t in alive[: -self._alive_max] if t in self._read and t not in self._kept]
+            crowding = [t for t in alive[: -self._alive_max] if t in self._read and t not in self._kept]
+            cut_off = [reader for t in crowding for reader in self._read[t][1]]
+        for cut in cut_off:
+            cut()
 
     def _found(self, t: int) -> Model | None:
         return self._kept.get(t) or (self._read[t][0] if t in self._read else None)
