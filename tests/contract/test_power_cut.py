@@ -15,7 +15,7 @@ from offbeat.method import Method
 from offbeat.protocol.messages import AnswerPush, Lease, Outcome, SendTask, TaskRequested, WorkerJoined
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
-from offbeat.server.driver import Letter
+from offbeat.server.driver import WorkerCommand
 from offbeat.server.served_run import ServedRun
 from offbeat.server.settings import ServerSettings
 from offbeat.storage.disk import Disk
@@ -40,9 +40,9 @@ class Outside:
         self.leases: SimpleQueue[Lease] = SimpleQueue()
         self.reason = ""
 
-    def deliver(self, _worker: int, letter: Letter) -> None:
-        if isinstance(letter, SendTask):
-            self.leases.put(letter.lease)
+    def deliver(self, _worker: int, command: WorkerCommand) -> None:
+        if isinstance(command, SendTask):
+            self.leases.put(command.lease)
 
     def evaluate(self, t: int) -> None: ...
     def published(self, t: int) -> None: ...

@@ -613,6 +613,8 @@ def test_who_says_nothing_and_who_is_one_too_many_takes_no_place(tmp_path: Path)
         with Line(running) as extra:
             refused(extra.answer(), 503, "not_now")
             assert extra.is_closed()
+        with Line(running) as extra:
+            assert extra.reader.readline() == b"HTTP/1.1 503 Service Unavailable\r\n"
         assert [line.send(health).answer().status for line in lines] == [200] * 4, "who is in stays in"
         for line in lines:
             line.cut()

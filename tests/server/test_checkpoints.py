@@ -17,7 +17,7 @@ from offbeat.method import Method
 from offbeat.protocol.messages import Lease, SendTask, TaskRequested, WorkerJoined
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
-from offbeat.server.driver import Letter
+from offbeat.server.driver import WorkerCommand
 from offbeat.server.served_run import ServedRun
 from offbeat.server.settings import ServerSettings
 from offbeat.storage.checkpoints import Checkpoint
@@ -40,10 +40,10 @@ class Outside:
         self.leases: dict[int, Lease] = {}
         self.news = threading.Condition()
 
-    def deliver(self, worker: int, letter: Letter) -> None:
-        if isinstance(letter, SendTask):
+    def deliver(self, worker: int, command: WorkerCommand) -> None:
+        if isinstance(command, SendTask):
             with self.news:
-                self.leases[worker] = letter.lease
+                self.leases[worker] = command.lease
                 self.news.notify_all()
 
     def take(self, worker: int) -> Lease:

@@ -251,7 +251,7 @@ def _parsed(path: Path, book: dict[str, Any]) -> tuple[TokenEntry, ...]:
 
 
 def _entry(value: Any) -> TokenEntry:
-    """Anything but exactly what `_write` writes is refused: what is unclear must not let anybody in."""
+    """Anything but exactly what `_write` writes is refused: an entry that is unclear must not open anything."""
     entry = TokenEntry(
         check_name(value["name"]), Role(value["role"]), value["sha256"], value["created"], value["revoked"]
     )

@@ -81,7 +81,7 @@ class Checkpointer:
         self._writer.start()
 
     def _due(self, events: int) -> bool:
-        """After so many versions, or events (a fleet may only ask), or where updates need the room of others."""
+        """After `every` versions, many events (a fleet may only ask), or where updates need the room of others."""
         published = self._coordinator.t - self._t
         crowded = self._updates.bytes() - self._bytes >= self._updates.bytes_max // ROOM and published > 0
         return published >= self._every or events - self._events >= EVENTS_MAX or crowded or self._updates.short

@@ -6,7 +6,7 @@ the commands out: `MixUpdate` goes to the mixer, `SendTask` to the worker that w
 Rules kept here:
 - What happens is an event with the run's time; all events go through the coordinator in one order.
 - Nobody is told anything before the ledger has it on the disk. One commit covers all that waited meanwhile.
-- The thread never mixes, hashes or writes a model: everybody would wait for it.
+- The thread never mixes, hashes or writes a model: every worker would wait for it.
 """
 
 import threading
@@ -51,7 +51,7 @@ BATCH_MAX = 256
 
 Happened = Callable[[float], Event]
 """Makes an event of the time at which it happened."""
-Letter = SendTask | TellFinished | TellQuarantined
+WorkerCommand = SendTask | TellFinished | TellQuarantined
 """The commands that a worker hears."""
 
 
@@ -62,7 +62,7 @@ class Stuck(OffbeatError):
 class Outside(Protocol):
     """Where commands lead out of the run. Called on the driver's thread, after the commit; must not block."""
 
-    def deliver(self, worker: int, letter: Letter) -> None: ...
+    def deliver(self, worker: int, command: WorkerCommand) -> None: ...
     def evaluate(self, t: int) -> None: ...
     def published(self, t: int) -> None: ...
     def over(self, reason: str) -> None: ...

@@ -14,7 +14,7 @@ from typing import Any
 
 from offbeat.errors import OffbeatError
 from offbeat.protocol.messages import Lease, LeaseReturned, RequestEnded, SendTask, TaskRequested, TellFinished
-from offbeat.server.driver import Driver, Happened, Letter, Stuck
+from offbeat.server.driver import Driver, Happened, Stuck, WorkerCommand
 from offbeat.server.refusals import Refusal
 
 MIXING_S = 0.05
@@ -26,7 +26,7 @@ class Superseded:
     """A newer request of the same worker waits now."""
 
 
-News = Letter | Superseded | None
+News = WorkerCommand | Superseded | None
 """What a worker that waits may hear; None is nothing yet."""
 
 
@@ -48,9 +48,9 @@ class LongPoll:
         self._newer = asyncio.Event()
         """Set when the next version is there."""
 
-    def deliver(self, worker: int, letter: Letter) -> None:
+    def deliver(self, worker: int, command: WorkerCommand) -> None:
         """On the driver's thread: let the worker hear this, if it waits."""
-        self._on_loop(self._hear, worker, letter)
+        self._on_loop(self._hear, worker, command)
 
     # --- on the event loop -------------------------------------------------------------------------------------------
 

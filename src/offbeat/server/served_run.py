@@ -211,7 +211,7 @@ class ServedRun:
     # --- on the mixer's thread ---------------------------------------------------------------------------------------
 
     def _pass_done(self, mixed: Mixed | BaseException) -> None:
-        """A version can be read before anybody hears of it."""
+        """Keep the new version, and only then let the driver know of it."""
         if isinstance(mixed, BaseException):
             self.driver.fail(mixed)
         elif mixed.t is None or self._added(mixed.t, mixed.x):

@@ -31,7 +31,7 @@ from offbeat.server.access import TOKENS, TokenBook
 from offbeat.server.app import make_app
 from offbeat.server.certificates import server_context
 from offbeat.server.context import ServerContext
-from offbeat.server.driver import Letter
+from offbeat.server.driver import WorkerCommand
 from offbeat.server.evaluator import Evaluator
 from offbeat.server.event_log import EventLog
 from offbeat.server.folder import WHERE, begin
@@ -98,7 +98,7 @@ class Server:
     """A server, from its start to its stop; to the driver it is everything outside the run."""
 
     def __init__(self, options: ServeOptions, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin or find the run, and redo what a crash interrupted; nobody can connect yet."""
+        """Begin or find the run, and redo what a crash interrupted; no worker can connect yet."""
         options.access.check(options.limits)
         self.options, self.loop = options, loop
         self.tokens, self.tls = _access(options.access)
@@ -203,8 +203,8 @@ class Server:
 
     # --- called by the driver, on its thread -------------------------------------------------------------------------
 
-    def deliver(self, worker: int, letter: Letter) -> None:
-        self.long_poll.deliver(worker, letter)
+    def deliver(self, worker: int, command: WorkerCommand) -> None:
+        self.long_poll.deliver(worker, command)
 
     def evaluate(self, t: int) -> None:
         x = self.run.versions.pull(t)
