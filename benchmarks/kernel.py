@@ -20,7 +20,7 @@ from benchmarks.turns import Contestant, Tell, Turns, rate, take_turns
 from offbeat.core.kernel import Term, Updater
 from offbeat.core.layout import Vector, aligned
 from offbeat.core.rules import Mix
-from offbeat.server.pool import Pool
+from offbeat.server.buffer_pool import BufferPool
 
 THREADS = (1, 2)
 QUEUED = 8
@@ -34,7 +34,7 @@ class Mixing:
     """A model, queued updates and a pool of buffers, as a server has them."""
 
     def __init__(self, size: int, updates: int) -> None:
-        self._pool = Pool(size)
+        self._pool = BufferPool(size)
         self.w = self._pool.take()
         self.w[:] = 1.0
         self.updates = [_filled(size, 1.0 + number) for number in range(updates)]

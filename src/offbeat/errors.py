@@ -8,8 +8,8 @@ OffbeatError                    everything that this package raises on purpose
 ├── worker.request_errors.Unreachable     the server does not answer
 ├── worker.loop.GaveUp          too many trainings in a row failed
 ├── worker.outbox.OutboxFull    a finished update cannot be kept
-├── server.hub.Stuck            the ledger cannot be written now
-├── server.recovery.Lost        an acknowledged update is damaged
+├── server.driver.Stuck         the ledger cannot be written now
+├── server.recovery.UpdateLost  an acknowledged update is damaged
 ├── hosting.task_process.TaskFailed, TaskDied   the task's own code, or its process
 ├── InvariantBroken             a decision that must not happen was about to: the run stops and tells its story
 └── MissingExtra                an optional dependency is not installed (also an ImportError)

@@ -56,7 +56,6 @@ def method_of(settings: Settings, task: object) -> Method:
 
 
 def rule_of(settings: Settings) -> Rule:
-    """The mixing rule."""
     return rules.from_spec(settings.rule, alpha_of(settings), staleness.from_spec(settings.staleness_fn))
 
 
@@ -147,7 +146,7 @@ def _evaluate_every(settings: Settings, rule: Rule, epochs: int | None) -> int:
 def scheduler_of(
     task: object, settings: Settings, rule: Rule, devices: int, gamma: GammaSchedule | None = None
 ) -> Scheduler:
-    """Whom to trigger, and when; FedAvg's groups come from its rule."""
+    """Which devices to trigger, and when; FedAvg's groups come from its rule."""
     scheduler = Scheduler(
         choice=settings.scheduler,  # type: ignore[arg-type]
         trigger_every_s=settings.trigger_every_s,

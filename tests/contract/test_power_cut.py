@@ -11,10 +11,13 @@ import pytest
 from offbeat.core.layout import Model
 from offbeat.core.rules import Rule, delta, fedasync, fedavg, fedbuff
 from offbeat.core.staleness import polynomial
-from offbeat.protocol.messages import AnswerPush, Lease, Outcome, TaskRequested, WorkerJoined
+from offbeat.method import Method
+from offbeat.protocol.messages import AnswerPush, Lease, Outcome, SendTask, TaskRequested, WorkerJoined
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
-from offbeat.server.run import ServedRun
+from offbeat.server.driver import WorkerCommand
+from offbeat.server.served_run import ServedRun
+from offbeat.server.settings import ServerSettings
 from offbeat.storage.disk import Disk
 from offbeat.storage.rows import as_decision
 from offbeat.wire import body_of, header_of
@@ -30,20 +33,18 @@ RULES: dict[str, tuple[Rule, Scheduler]] = {
 }
 
 
-class Desk:
-    """Nobody is on the line: leases wait to be fetched."""
+class Outside:
+    """No worker is connected: leases wait to be fetched."""
 
     def __init__(self) -> None:
         self.leases: SimpleQueue[Lease] = SimpleQueue()
         self.reason = ""
 
-    def lease(self, lease: Lease) -> None:
-        self.leases.put(lease)
+    def deliver(self, _worker: int, command: WorkerCommand) -> None:
+        if isinstance(command, SendTask):
+            self.leases.put(command.lease)
 
-    def released(self, lease: Lease) -> None: ...
-    def finished_worker(self, worker: int) -> None: ...
-    def quarantined_worker(self, worker: int, why: str) -> None: ...
-    def evaluate(self, t: int, x: Model) -> None: ...
+    def evaluate(self, t: int) -> None: ...
     def published(self, t: int) -> None: ...
 
     def over(self, reason: str) -> None:
@@ -60,9 +61,13 @@ def plan(epochs: int = 12) -> Plan:
     return Plan(in_flight_max=WORKERS, epochs=epochs, lease_s=1000.0, queue_max=8, evaluate_every=10**6)
 
 
-def served(folder: Path, name: str, disk: Disk, desk: Desk) -> ServedRun:
+def method(name: str) -> Method:
     rule, scheduler = RULES[name]
-    return ServedRun(folder, rule, plan(), scheduler, desk, disk=disk, checkpoint_every=3)
+    return Method(rule, plan(), scheduler)
+
+
+def served(folder: Path, name: str, disk: Disk, outside: Outside) -> ServedRun:
+    return ServedRun(folder, method(name), ServerSettings(checkpoint_every=3), outside, disk=disk)
 
 
 def push(run: ServedRun, lease: Lease) -> AnswerPush:
@@ -72,21 +77,21 @@ def push(run: ServedRun, lease: Lease) -> AnswerPush:
         upload.write(data[start : start + 100])
     digest = hashlib.sha256(data).hexdigest()
     upload.finish(digest)
-    commands = run.push(lease.worker, lease.task, 1, 1, digest).result(PATIENCE_S)
+    commands = run.push(lease, 1, 1, digest).result(PATIENCE_S)
     return next(command for command in commands if isinstance(command, AnswerPush))
 
 
 def ask(run: ServedRun, worker: int) -> None:
-    run.hub.tell(lambda at: TaskRequested(at, worker)).result(PATIENCE_S)
+    run.driver.tell(lambda at: TaskRequested(at, worker)).result(PATIENCE_S)
 
 
-def script(run: ServedRun, desk: Desk, acknowledged: Callable[[int], None]) -> None:
+def script(run: ServedRun, outside: Outside, acknowledged: Callable[[int], None]) -> None:
     """Workers ask, train, push and ask again until the run is over."""
     for worker in range(WORKERS):
-        run.hub.tell(lambda at, worker=worker: WorkerJoined(at, worker, worker, f"w{worker}")).result(PATIENCE_S)  # type: ignore[misc]
+        run.driver.tell(lambda at, worker=worker: WorkerJoined(at, worker, worker, f"w{worker}")).result(PATIENCE_S)  # type: ignore[misc]
         ask(run, worker)
-    while not run.hub.ask(lambda c: bool(c.end_reason)).result(PATIENCE_S):
-        lease = desk.leases.get(timeout=PATIENCE_S)
+    while not run.driver.ask(lambda c: bool(c.end_reason)).result(PATIENCE_S):
+        lease = outside.leases.get(timeout=PATIENCE_S)
         if push(run, lease).outcome is Outcome.APPLIED:
             acknowledged(lease.task)
         ask(run, lease.worker)
@@ -114,8 +119,8 @@ def expected(run: ServedRun) -> Model:
 def finished(run: ServedRun) -> None:
     """All that was decided is mixed."""
     run.mixer.stop()
-    run.hub.stop()
-    assert run.hub.failure is None
+    run.driver.stop()
+    assert run.driver.failure is None
 
 
 @pytest.mark.parametrize("keeps_names", [False, True])
@@ -125,25 +130,24 @@ def test_nothing_acknowledged_is_ever_missing(name: str, keeps_names: bool, tmp_
     acknowledged: list[int] = []
     root = tmp_path / "run"
     root.mkdir()
-    rule, scheduler = RULES[name]
     disk = Forgetful(root, keeps_names=keeps_names, moment=lambda image: moments.append((image, acknowledged.copy())))
-    ServedRun.begin(root, X_0, rule, plan(), scheduler, seed=0, disk=disk)
-    ready, desk = len(moments), Desk()
-    run = served(root, name, disk, desk)
+    ServedRun.begin(root, X_0, method(name), disk)
+    ready, outside = len(moments), Outside()
+    run = served(root, name, disk, outside)
     run.start()
 
     def note(task: int) -> None:
         with disk.lock:
             acknowledged.append(task)
 
-    script(run, desk, note)
+    script(run, outside, note)
     finished(run)
     assert len(moments) > 100
     assert len(acknowledged) >= 12
     for number, (image, told) in enumerate(moments[ready - 1 :]):
         folder = tmp_path / str(number)
         restore(image, folder)
-        again = served(folder, name, Disk(), Desk())
+        again = served(folder, name, Disk(), Outside())
         applied = [d.lease.task for d in map(as_decision, again.ledger.rows("decided")) if d.mix is not None]
         assert sorted(applied) == sorted(set(applied)), "exactly once"
         assert set(told) <= set(applied), f"acknowledged and gone after operation {number}"
@@ -158,21 +162,20 @@ def test_a_run_goes_on_where_the_power_went(tmp_path: Path) -> None:
     moments: list[Image] = []
     root = tmp_path / "run"
     root.mkdir()
-    rule, scheduler = RULES["fedasync"]
     disk = Forgetful(root, keeps_names=False, moment=moments.append)
-    ServedRun.begin(root, X_0, rule, plan(), scheduler, seed=0, disk=disk)
-    desk = Desk()
-    run = served(root, "fedasync", disk, desk)
+    ServedRun.begin(root, X_0, method("fedasync"), disk)
+    outside = Outside()
+    run = served(root, "fedasync", disk, outside)
     run.start()
-    script(run, desk, lambda _task: None)
+    script(run, outside, lambda _task: None)
     finished(run)
     for number in range(60, len(moments), 40):
         folder = tmp_path / str(number)
         restore(moments[number], folder)
-        desk = Desk()
-        again = served(folder, "fedasync", Disk(), desk)
+        outside = Outside()
+        again = served(folder, "fedasync", Disk(), outside)
         again.start()
-        script(again, desk, lambda _task: None)
+        script(again, outside, lambda _task: None)
         finished(again)
         assert again.coordinator.t == 12
         assert again.mixer.x.vector.tobytes() == expected(again).vector.tobytes()

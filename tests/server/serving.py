@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from offbeat.core.layout import Model
-from offbeat.server.life import Order, Server, _serve
-from offbeat.server.settings import Door, ServerSettings
+from offbeat.server.server import ServeOptions, Server, _serve
+from offbeat.server.settings import AccessSettings, ServerSettings
 from offbeat.settings import Settings
 from offbeat.wire import body_of, header_of, unpack
 
@@ -145,7 +145,7 @@ def serving(
     limits: Mapping[str, Any] | None = None,
     *,
     task: str = TASK,
-    door: Door | None = None,
+    access: AccessSettings | None = None,
     drop_damaged: bool = False,
     log_events: str | None = None,
 ) -> Iterator[Running]:
@@ -153,18 +153,18 @@ def serving(
     file = folder / "line.py"
     if not file.exists():
         file.write_text(task)
-    order = Order(
+    options = ServeOptions(
         str(file),
         folder / "run",
         Settings.of({"epochs": 1000, **(settings or {})}),
         ServerSettings(**{"port": 0, **(limits or {})}),
-        door or Door(),
+        access or AccessSettings(),
         drop_damaged=drop_damaged,
         log_events=log_events,
     )
     loop = asyncio.new_event_loop()
     try:
-        server = Server(order, loop)
+        server = Server(options, loop)
     except BaseException:
         loop.close()
         raise

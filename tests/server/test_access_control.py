@@ -16,8 +16,8 @@ from offbeat.errors import InvalidValue
 from offbeat.server import certificates
 from offbeat.server.access import TOKENS, Right, Role, TokenBook
 from offbeat.server.app import ROUTES
-from offbeat.server.guard import SILENT
-from offbeat.server.settings import Door, ServerSettings
+from offbeat.server.listener import SILENT
+from offbeat.server.settings import AccessSettings, ServerSettings
 from tests.server.serving import PATIENCE_S, Answered, Running, Worker, serving
 from tests.server.speaking import Line, file_of, head, ones, refused, until, untouched
 
@@ -79,7 +79,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     tokens = book.add_all(ROLES)
     book.revoke("gone")
     room = {"tasks_per_device": 1000, "in_flight_max": 8000, "evaluate_every": 1_000_000}
-    with serving(folder, room, door=Door(access=access)) as running:
+    with serving(folder, room, access=AccessSettings(folder=access)) as running:
         yield Guarded(running, access, book, tokens)
         assert Worker(Guarded(running, access, book, tokens).by("ann"), "ann").work().status == 200
 
@@ -207,7 +207,7 @@ def test_a_book_that_cannot_be_read_lets_nobody_in(tmp_path: Path) -> None:
     certificates.make(tmp_path / "access", ["localhost"])
     book = TokenBook.begin(tmp_path / "access" / TOKENS)
     tokens = book.add_all({"eye": Role.VIEWER})
-    with serving(tmp_path, door=Door(access=tmp_path / "access")) as running:
+    with serving(tmp_path, access=AccessSettings(folder=tmp_path / "access")) as running:
         eye = Guarded(running, tmp_path / "access", book, tokens).by("eye")
         assert eye.call("GET", "/v1/status").status == 200
         good = book.path.read_bytes()
@@ -218,7 +218,10 @@ def test_a_book_that_cannot_be_read_lets_nobody_in(tmp_path: Path) -> None:
         book.path.write_bytes(good)
         until(lambda: eye.call("GET", "/v1/status").status, lambda status: status == 200)
     book.path.write_bytes(b"{}")
-    with pytest.raises(InvalidValue, match="no list of tokens"), serving(tmp_path, door=Door(access=book.path.parent)):
+    with (
+        pytest.raises(InvalidValue, match="no list of tokens"),
+        serving(tmp_path, access=AccessSettings(folder=book.path.parent)),
+    ):
         pass
 
 
@@ -310,7 +313,7 @@ def test_who_shakes_hands_late_or_never_and_says_nothing_takes_no_place(tmp_path
     TokenBook.begin(tmp_path / "access" / TOKENS)
     trust = certificates.worker_context(tmp_path / "access" / certificates.CA_CERT)
     limits = {"head_s": 0.7, "connections_max": 6}
-    with serving(tmp_path, None, limits, door=Door(access=tmp_path / "access")) as running:
+    with serving(tmp_path, None, limits, access=AccessSettings(folder=tmp_path / "access")) as running:
         never, late = [Line(running) for _ in range(5)], Line(running)
         until(lambda: len(running.server.app[SILENT]) == 6)
         with Line(running) as one_too_many:
@@ -334,8 +337,8 @@ def test_who_shakes_hands_late_or_never_and_says_nothing_takes_no_place(tmp_path
 def test_a_server_is_not_open_to_a_network_by_accident() -> None:
     for host in ("0.0.0.0", "::", "192.168.1.5", "example.org"):  # noqa: S104
         with pytest.raises(InvalidValue, match="--insecure"):
-            Door().check(ServerSettings(host=host))
-        Door(insecure=True).check(ServerSettings(host=host))
-        Door(access=Path("access")).check(ServerSettings(host=host))
+            AccessSettings().check(ServerSettings(host=host))
+        AccessSettings(insecure=True).check(ServerSettings(host=host))
+        AccessSettings(folder=Path("access")).check(ServerSettings(host=host))
     for host in ("127.0.0.1", "localhost", "::1"):
-        Door().check(ServerSettings(host=host))
+        AccessSettings().check(ServerSettings(host=host))

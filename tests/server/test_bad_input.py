@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from offbeat.server.context import JSON_BYTES_MAX
 from offbeat.server.refusals import KINDS
-from offbeat.server.service import JSON_BYTES_MAX
 from tests.server.serving import Answered, Running, Worker, serving
 from tests.server.speaking import Line, described, file_of, head, ones, put, refused, settled, sha256, until, untouched
 
@@ -207,7 +207,7 @@ def test_a_packed_body_is_refused(running: Running, worker: Worker, encoding: st
 
 def kinds(running: Running, worker: Worker) -> list[str]:
     """What the ledger holds against a worker."""
-    rows = running.server.run.hub.ask(lambda _: list(running.server.run.ledger.rows("bad_update"))).result()
+    rows = running.server.run.driver.ask(lambda _: list(running.server.run.ledger.rows("bad_update"))).result()
     return [row.kind for row in rows if row.worker == worker.number]
 
 
@@ -613,6 +613,8 @@ def test_who_says_nothing_and_who_is_one_too_many_takes_no_place(tmp_path: Path)
         with Line(running) as extra:
             refused(extra.answer(), 503, "not_now")
             assert extra.is_closed()
+        with Line(running) as extra:
+            assert extra.reader.readline() == b"HTTP/1.1 503 Service Unavailable\r\n"
         assert [line.send(health).answer().status for line in lines] == [200] * 4, "who is in stays in"
         for line in lines:
             line.cut()

@@ -13,11 +13,14 @@ from offbeat.core.layout import Model
 from offbeat.core.rules import fedasync
 from offbeat.core.staleness import constant
 from offbeat.errors import OffbeatError
-from offbeat.protocol.messages import Lease, TaskRequested, WorkerJoined
+from offbeat.method import Method
+from offbeat.protocol.messages import Lease, SendTask, TaskRequested, WorkerJoined
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
-from offbeat.server.checkpoints import Checkpoint
-from offbeat.server.run import ServedRun
+from offbeat.server.driver import WorkerCommand
+from offbeat.server.served_run import ServedRun
+from offbeat.server.settings import ServerSettings
+from offbeat.storage.checkpoints import Checkpoint
 from offbeat.storage.disk import Disk
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import as_decision
@@ -30,54 +33,54 @@ RULE = fedasync(0.001, constant())
 """So little of every update that none of them is forgotten soon."""
 
 
-class Desk:
+class Outside:
     """Leases go to whoever waits for them."""
 
     def __init__(self) -> None:
         self.leases: dict[int, Lease] = {}
         self.news = threading.Condition()
 
-    def lease(self, lease: Lease) -> None:
-        with self.news:
-            self.leases[lease.worker] = lease
-            self.news.notify_all()
+    def deliver(self, worker: int, command: WorkerCommand) -> None:
+        if isinstance(command, SendTask):
+            with self.news:
+                self.leases[worker] = command.lease
+                self.news.notify_all()
 
     def take(self, worker: int) -> Lease:
         with self.news:
             assert self.news.wait_for(lambda: worker in self.leases, PATIENCE_S)
             return self.leases.pop(worker)
 
-    def released(self, lease: Lease) -> None: ...
-    def finished_worker(self, worker: int) -> None: ...
-    def quarantined_worker(self, worker: int, why: str) -> None: ...
-    def evaluate(self, t: int, x: Model) -> None: ...
+    def evaluate(self, t: int) -> None: ...
     def published(self, t: int) -> None: ...
     def over(self, reason: str) -> None: ...
 
 
-def served(folder: Path, desk: Desk) -> ServedRun:
+def served(folder: Path, outside: Outside) -> ServedRun:
     plan = Plan(in_flight_max=WORKERS, queue_max=500, evaluate_every=10**6)
+    method = Method(RULE, plan, Scheduler())
     if not folder.exists():
         folder.mkdir()
-        ServedRun.begin(folder, X_0, RULE, plan, Scheduler(), seed=0, disk=Disk())
-    return ServedRun(folder, RULE, plan, Scheduler(), desk, checkpoint_every=3, keep_updates=True)
+        ServedRun.begin(folder, X_0, method, Disk())
+    return ServedRun(folder, method, ServerSettings(checkpoint_every=3, keep_updates="all"), outside)
 
 
 def trained(task: int) -> Model:
     return Model.of({"x": np.random.default_rng(task).standard_normal(8).astype(np.float32)})
 
 
-def work(run: ServedRun, desk: Desk, worker: int, tasks: int) -> None:
-    run.hub.tell(lambda at: WorkerJoined(at, worker, worker, f"w{worker}")).result(PATIENCE_S)
+def work(run: ServedRun, outside: Outside, worker: int, tasks: int) -> None:
+    run.driver.tell(lambda at: WorkerJoined(at, worker, worker, f"w{worker}")).result(PATIENCE_S)
     for _ in range(tasks):
-        run.hub.tell(lambda at: TaskRequested(at, worker)).result(PATIENCE_S)
-        task = desk.take(worker).task
+        run.driver.tell(lambda at: TaskRequested(at, worker)).result(PATIENCE_S)
+        lease = outside.take(worker)
+        task = lease.task
         data = header_of(X_0.layout) + b"".join(bytes(part) for part in body_of(trained(task)))
         upload = run.updates.begin(task, len(data))
         upload.write(data)
         digest = hashlib.sha256(data).hexdigest()
         upload.finish(digest)
-        run.push(worker, task, 1, 1, digest).result(PATIENCE_S)
+        run.push(lease, 1, 1, digest).result(PATIENCE_S)
 
 
 def history(run: ServedRun) -> list[bytes]:
@@ -95,19 +98,20 @@ def history(run: ServedRun) -> list[bytes]:
 
 
 def test_every_checkpoint_holds_the_vectors_of_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk()
-    run = served(tmp_path / "run", desk)
+    outside = Outside()
+    run = served(tmp_path / "run", outside)
     written: list[tuple[int, bytes]] = []
-    write = run.checkpoints.write
+    checkpoints = run.checkpointer._checkpoints
+    write = checkpoints.write
 
     def noted(checkpoint: Checkpoint) -> None:
         written.append((checkpoint.state["mixed"], checkpoint.w.vector.tobytes()))
         write(checkpoint)
 
-    monkeypatch.setattr(run.checkpoints, "write", noted)
+    monkeypatch.setattr(checkpoints, "write", noted)
     run.start()
     with ThreadPoolExecutor(WORKERS) as pool:
-        list(pool.map(lambda worker: work(run, desk, worker, TASKS), range(WORKERS)))
+        list(pool.map(lambda worker: work(run, outside, worker, TASKS), range(WORKERS)))
     passed = history(run)
     run.stop()
     assert len(passed) == WORKERS * TASKS + 1
@@ -118,10 +122,10 @@ def test_every_checkpoint_holds_the_vectors_of_its_state(tmp_path: Path, monkeyp
 
 def test_a_version_that_could_not_be_kept_is_mixed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped while a full disk keeps a version from being published: the restart mixes it, and not again."""
-    desk = Desk()
-    run = served(tmp_path / "run", desk)
+    outside = Outside()
+    run = served(tmp_path / "run", outside)
     run.start()
-    work(run, desk, 0, 2)
+    work(run, outside, 0, 2)
     full = threading.Event()
 
     def add(_t: int, _x: Model) -> None:
@@ -129,16 +133,16 @@ def test_a_version_that_could_not_be_kept_is_mixed_once(tmp_path: Path, monkeypa
         raise OSError(28, "No space left on device")
 
     while run.coordinator.queued:
-        run.hub.ask(lambda c: c.t).result(PATIENCE_S)
+        run.driver.ask(lambda c: c.t).result(PATIENCE_S)
     monkeypatch.setattr(run.versions, "add", add)
-    work(run, desk, 0, 1)
+    work(run, outside, 0, 1)
     assert full.wait(PATIENCE_S)
     run.stop()
-    again = served(tmp_path / "run", Desk())
+    again = served(tmp_path / "run", Outside())
     again.start()
     expected = history(again)
     while again.coordinator.t < 3:
-        again.hub.ask(lambda c: c.t).result(PATIENCE_S)
+        again.driver.ask(lambda c: c.t).result(PATIENCE_S)
     again.stop()
     assert again.mixer.x.vector.tobytes() == expected[3]
 
@@ -157,7 +161,7 @@ def test_whoever_left_stays_away_and_numbers_are_never_given_twice(tmp_path: Pat
     with serving(tmp_path) as running:
         gone, there = Worker(running, "gone"), Worker(running, "there")
         assert running.call("DELETE", f"/v1/workers/{gone.number}", headers=gone.session).status == 204
-        sessions: Any = running.server.service.sessions
+        sessions: Any = running.server.context.sessions
         assert sessions.number("never joined") == 2
     with serving(tmp_path) as running:
         assert running.status()["workers"] == 1
@@ -172,6 +176,6 @@ def test_a_restart_forgets_who_waited_and_gives_every_lease_its_time_anew(tmp_pa
         busy = Worker(running, "busy")
         lease = busy.lease()
     with serving(tmp_path, {"lease_s": 50, "in_flight_max": 1}) as running:
-        facts = running.server.run.hub.ask(lambda c: (len(c.idle), c.leases[lease["task"]].deadline - c.at)).result()
+        facts = running.server.run.driver.ask(lambda c: (len(c.idle), c.leases[lease["task"]].deadline - c.at)).result()
         assert facts[0] == 0
         assert 40 < facts[1] <= 50

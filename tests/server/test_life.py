@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from offbeat.errors import InvalidValue
-from offbeat.server.replay import verify
+from offbeat.server.verify import verify
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import as_decision
 from tests.server.serving import PATIENCE_S, TASK, Worker, packed, serving

@@ -19,8 +19,8 @@ import pytest
 
 from offbeat.server import certificates
 from offbeat.server.access import TOKENS, Role, TokenBook
-from offbeat.server.life import Order
-from offbeat.server.settings import Door
+from offbeat.server.server import ServeOptions
+from offbeat.server.settings import AccessSettings
 from offbeat.web.login import TRIES_MAX
 from offbeat.web.served import furnish
 from offbeat.worker.api_client import ApiClient, Hello, common_headers
@@ -84,9 +84,9 @@ def placed(folder: Path, settings: dict[str, Any], *, prefix: str, task: str = L
     tokens = book.add_all(ROLES | {f"w{number}": Role.WORKER for number in range(FLEET + REAL)})
     limits = {"behind_proxy": True, "poll_s": POLL_S}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(served, "Order", partial(Order, extend=furnish))
+        patched.setattr(served, "ServeOptions", partial(ServeOptions, extend=furnish))
         with (
-            serving(folder, settings, limits, task=task, door=Door(access)) as running,
+            serving(folder, settings, limits, task=task, access=AccessSettings(access)) as running,
             nginx(folder / "nginx", running.url, access, prefix=prefix) as proxy,
         ):
             yield Place(running, proxy, access, book, tokens)
@@ -176,7 +176,7 @@ class TestModels:
             assert place.counted("sent_bytes") - before == 2 * len(one.body)
 
     def test_refusals_are_not_kept(self, place: Place) -> None:
-        run = place.running.server.service.run_id
+        run = place.running.server.context.run_id
         t = place.running.server.run.coordinator.t + 1
         refused(place.by("eye").call("GET", f"/v1/runs/{run}/models/{t}"), 404, "not_found")
         assert place.worker(2).work().status == 200
@@ -203,7 +203,7 @@ class TestTwoRuns:
         """The first model of a run, by way of its lease."""
         folder.mkdir()
         limits = {"behind_proxy": True, "port": urlsplit(server).port}
-        with serving(folder, limits=limits, task=task, door=Door(insecure=True)) as running:
+        with serving(folder, limits=limits, task=task, access=AccessSettings(insecure=True)) as running:
             worker = Worker(front(running))
             answer = worker.running.call("GET", worker.lease()["model"])
             assert answer.body == packed(running.server.run.mixer.x)
@@ -269,7 +269,7 @@ class TestPassingThrough:
             busy.lease()
             known = {"Authorization": f"Bearer {place.tokens['w1']}", "Content-Length": 0, **waiting.session}
             asking = head("POST", f"/v1/workers/{waiting.number}/ask", known)
-            session = place.running.server.service.sessions.of(waiting.number)
+            session = place.running.server.context.sessions.of(waiting.number)
             assert session is not None
             with place.line(asking):
                 until(lambda: session.asking)

@@ -106,7 +106,7 @@ def test_a_served_run_is_tracked_like_a_simulated_one(tmp_path: Path) -> None:
 def test_where_there_are_tokens_a_scrape_needs_one(tmp_path: Path) -> None:
     book = TokenBook(tmp_path / "access" / TOKENS)
     with serving(tmp_path) as running:
-        running.server.service.tokens = book
+        running.server.context.tokens = book
         for path in ("/metrics", "/v1/metrics"):
             refused(running.call("GET", path), 401, "no_token")
 

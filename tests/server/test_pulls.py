@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from offbeat.server.pulls import READERS
 from offbeat.wire import unpack
 from tests.server.serving import TASK, Answered, Running, Worker, packed, serving
 from tests.server.speaking import Line, head, refused, settled, until
@@ -55,7 +54,7 @@ def pull_of(running: Running, run: str, t: int | str = 5) -> Answered:
 
 
 def test_what_names_its_run_may_be_kept_for_ever_and_what_does_not_may_not(running: Running) -> None:
-    kept, whole, latest = pull_of(running, running.server.service.run_id), pull(running), pull(running, "latest")
+    kept, whole, latest = pull_of(running, running.server.context.run_id), pull(running), pull(running, "latest")
     assert kept.headers["Cache-Control"] == "public, max-age=31536000, immutable"
     assert whole.headers["Cache-Control"] == latest.headers["Cache-Control"] == "no-cache"
     for other in (whole, latest):
@@ -73,7 +72,7 @@ def test_a_lease_says_where_its_model_may_be_kept_for_ever(tmp_path: Path) -> No
 
 
 def test_a_model_of_another_run_is_not_handed_out(running: Running) -> None:
-    mine = running.server.service.run_id
+    mine = running.server.context.run_id
     for other in ("0" * len(mine), mine[:-1], mine.upper() + "x", "latest", "%20"):
         body = refused(pull_of(running, other), 404, "not_found")
         assert mine in body["message"]
@@ -234,6 +233,6 @@ def test_a_reader_that_goes_leaves_nothing_behind(tmp_path: Path) -> None:
     with serving(tmp_path, task=LARGE) as running:
         with Line(running, head("GET", "/v1/models/0")) as line:
             line.head()
-            until(lambda: running.server.app[READERS]._of)
-        until(lambda: not running.server.app[READERS]._of)
+            until(lambda: running.server.run.versions._read)
+        until(lambda: not running.server.run.versions._read)
         assert Worker(running).work().status == 200

@@ -14,11 +14,11 @@ import pytest
 
 from offbeat.errors import OffbeatError
 from offbeat.protocol.messages import MixUpdate
-from offbeat.server import hub
-from offbeat.server.checkpoints import Checkpoints
-from offbeat.server.pushes import PIECE, UPLOADS
-from offbeat.server.replay import verify
-from offbeat.server.updates import Upload
+from offbeat.server import driver
+from offbeat.server.update_store import Upload
+from offbeat.server.uploads import PIECE, UPLOADS
+from offbeat.server.verify import verify
+from offbeat.storage.checkpoints import Checkpoints
 from offbeat.storage.disk import Disk, Output
 from tests.server.serving import PATIENCE_S, TASK, Answered, Running, Worker, packed, serving
 from tests.server.speaking import Line, file_of, head, ones, put, refused, settled, sha256, until, untouched
@@ -390,7 +390,7 @@ def test_another_trouble_with_the_disk_is_no_bad_update(
 def test_while_the_ledger_cannot_be_written_nothing_is_told_and_then_all_of_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "STUCK_RETRY_S", 0.02)
+    monkeypatch.setattr(driver, "STUCK_RETRY_S", 0.02)
     with serving(tmp_path, ROOM) as running:
         worker, other = Worker(running), Worker(running, "other")
         task, later = worker.lease()["task"], other.lease()["task"]
@@ -426,7 +426,7 @@ def test_while_the_ledger_cannot_be_written_nothing_is_told_and_then_all_of_it_o
 def test_a_server_that_is_stopped_while_its_disk_is_full_goes_on_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "STUCK_RETRY_S", 0.02)
+    monkeypatch.setattr(driver, "STUCK_RETRY_S", 0.02)
     worker, task = stopped_while_full(tmp_path, monkeypatch)
     monkeypatch.undo()
     with serving(tmp_path, ROOM) as running:
@@ -453,7 +453,7 @@ def stopped_while_full(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[W
 def test_a_disk_that_is_full_while_a_version_is_kept_makes_the_mixing_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offbeat.server.run.RETRY_S", 0.02)
+    monkeypatch.setattr("offbeat.server.served_run.RETRY_S", 0.02)
     with serving(tmp_path, {**ROOM, "rule": "delta"}) as running:  # which keeps versions on the disk
         worker = Worker(running)
         lease = worker.lease()

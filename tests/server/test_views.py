@@ -111,10 +111,10 @@ def test_the_server_says_that_it_is_alive(running: Running) -> None:
 
 def test_a_server_that_failed_says_so(tmp_path: Path) -> None:
     with serving(tmp_path) as running:
-        running.server.run.hub.failure = RuntimeError("the heart stopped")
+        running.server.run.driver.failure = RuntimeError("the heart stopped")
         told = refused(running.call("GET", "/v1/health"), 503, "not_now")
         assert "the heart stopped" in told["message"]
-        running.server.run.hub.failure = None
+        running.server.run.driver.failure = None
 
 
 def test_numbers_that_json_has_no_word_for_are_words(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_a_follower_far_ahead_waits_for_what_is_to_come(tmp_path: Path) -> None:
     with serving(tmp_path) as running:
         worker = Worker(running)
         settled(running)
-        ahead = running.server.run.hub.ask(lambda _: running.server.run.ledger.newest()).result() + 10
+        ahead = running.server.run.driver.ask(lambda _: running.server.run.ledger.newest()).result() + 10
         with follow(running, ahead, 1) as events:
             for _ in range(4):
                 assert worker.work().status == 200

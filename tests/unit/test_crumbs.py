@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
-from offbeat.server import pushes
+from offbeat.server import uploads
 
 
 class Body:
@@ -26,17 +26,17 @@ class Body:
 
 @pytest.mark.parametrize("size", [1, 3, 1000, 1 << 16, 1 << 21])
 def test_every_byte_is_written_once_and_in_order(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pushes, "PIECE", 10_000)
+    monkeypatch.setattr(uploads, "PIECE", 10_000)
     data, calls = bytes(range(256)) * 100, list[tuple[bytes, ...]]()
 
     async def off_loop(function: Any, *arguments: Any) -> None:
         function(*arguments)
 
-    service: Any = SimpleNamespace(
+    context: Any = SimpleNamespace(
         limits=SimpleNamespace(stall_s=60), metrics=SimpleNamespace(received=lambda _: None), off_loop=off_loop
     )
     request: Any = SimpleNamespace(content=Body(data, size))
     upload: Any = SimpleNamespace(write=lambda *parts: calls.append(parts))
-    asyncio.run(pushes._written(request, service, upload))
+    asyncio.run(uploads._written(request, context, upload))
     assert b"".join(part for parts in calls for part in parts) == data
-    assert max(len(parts) for parts in calls) <= pushes.PARTS_MAX
+    assert max(len(parts) for parts in calls) <= uploads.PARTS_MAX

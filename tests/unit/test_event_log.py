@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import inf, isinf, isnan, nan
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from offbeat.protocol.messages import (
 )
 from offbeat.server.event_log import DROPPED, EventLog
 from offbeat.storage import rows
-from offbeat.storage.ledger import CHATTER, Ledger
+from offbeat.storage.ledger import CHATTER, Ledger, Observer
 from offbeat.storage.rows import NewRow, Row, RowShape
 
 PATIENCE_S = 30.0
@@ -73,22 +73,16 @@ HAPPENED: list[tuple[Event, list[Command]]] = [
 ]
 """One of almost everything that a ledger can hold."""
 
-Hook = Callable[[Sequence[NewRow], int, float], None]
 
-
-def hook(ledger: Ledger, *hooks: Hook) -> None:
-    """Let them hear of every transaction, as the server does."""
-
-    def written(new: list[NewRow], last: int, seconds: float) -> None:
-        for hear in hooks:
-            hear(new, last, seconds)
-
-    ledger.on_written = written
+@pytest.fixture
+def observers() -> list[Observer]:
+    """Those who hear of every transaction of `ledger`."""
+    return []
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    with Ledger.create(tmp_path / "ledger.sqlite", verbose=True) as ledger:
+def ledger(tmp_path: Path, observers: list[Observer]) -> Iterator[Ledger]:
+    with Ledger.create(tmp_path / "ledger.sqlite", verbose=True, observers=observers) as ledger:
         yield ledger
 
 
@@ -115,9 +109,11 @@ def as_logged(row: Row) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("chatter", [False, True])
-def test_lines_are_the_rows_of_the_ledger(ledger: Ledger, tmp_path: Path, chatter: bool) -> None:
+def test_lines_are_the_rows_of_the_ledger(
+    ledger: Ledger, observers: list[Observer], tmp_path: Path, chatter: bool
+) -> None:
     log = EventLog.open(str(tmp_path / "events.jsonl"), run="r1", chatter=chatter)
-    hook(ledger, log.written)
+    observers.append(log.written)
     record(ledger, HAPPENED[:4])
     record(ledger, HAPPENED[4:])
     ledger.record_lost(2.0, 7, 1)
@@ -142,19 +138,21 @@ def test_every_shape_has_a_known_kind_and_known_columns() -> None:
         assert set(shape.columns) < set(Row._fields)
 
 
-def test_a_file_is_appended_to(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_file_is_appended_to(ledger: Ledger, observers: list[Observer], tmp_path: Path) -> None:
     (tmp_path / "log").write_text('{"kind": "before"}\n')
     log = EventLog.open(str(tmp_path / "log"))
-    hook(ledger, log.written)
+    observers.append(log.written)
     record(ledger, HAPPENED[:1])
     log.close()
     assert [line["kind"] for line in lines(tmp_path / "log")] == ["before", "fleet_joined", "leased", "leased"]
     assert "run" not in lines(tmp_path / "log")[1]
 
 
-def test_standard_error_is_a_place_too(ledger: Ledger, capfd: pytest.CaptureFixture[str]) -> None:
+def test_standard_error_is_a_place_too(
+    ledger: Ledger, observers: list[Observer], capfd: pytest.CaptureFixture[str]
+) -> None:
     log = EventLog.open("-")
-    hook(ledger, log.written)
+    observers.append(log.written)
     record(ledger, HAPPENED[:1])
     log.close()
     assert [json.loads(line)["sequence"] for line in capfd.readouterr().err.splitlines()] == [1, 2, 3]

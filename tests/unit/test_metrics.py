@@ -20,9 +20,9 @@ from offbeat.core.rules import Mix
 from offbeat.errors import MissingExtra
 from offbeat.protocol.messages import AnswerPush, Decision, Lease, Outcome, UpdateArrived, VersionPublished
 from offbeat.server.metrics import ALPHA_T, OUTCOMES, SECONDS, STALENESS, Metrics, Timed
-from offbeat.storage.ledger import Ledger
+from offbeat.storage.ledger import Ledger, Observer
 from offbeat.storage.rows import NewRow, RowShape
-from tests.unit.test_event_log import HAPPENED, hook, record
+from tests.unit.test_event_log import HAPPENED, record
 
 COUNTS = {"t": 12, "epochs": 50, "applied": 1, "gradients": 10, "in_flight": 4, "queued": 2, "quarantined": 1}
 SIZES = {"workers": 7, "waiting": 3, "disk_bytes": 1000, "disk_bytes_max": 5000, "staleness_largest": 3}
@@ -64,8 +64,7 @@ def decided(sequence: int, staleness: int, alpha_t: float, outcome: Outcome = Ou
 def fed(folder: Path, decisions: Sequence[Decision], transactions: int = 1) -> Metrics:
     """Metrics that heard of these decisions while they were written to folder/ledger.sqlite."""
     metrics = Metrics()
-    with Ledger.create(folder / "ledger.sqlite") as ledger:
-        hook(ledger, metrics.written)
+    with Ledger.create(folder / "ledger.sqlite", observers=[metrics.written]) as ledger:
         for decision in decisions:
             answer = AnswerPush(1, decision.lease.task, decision.outcome, decision)
             ledger.record(UpdateArrived(1.0, 1, decision.lease.task, 5, 3), [answer])
@@ -79,8 +78,7 @@ def fed(folder: Path, decisions: Sequence[Decision], transactions: int = 1) -> M
 
 def test_pushes_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
     metrics = Metrics()
-    with Ledger.create(tmp_path / "ledger.sqlite", verbose=True) as ledger:
-        hook(ledger, metrics.written)
+    with Ledger.create(tmp_path / "ledger.sqlite", verbose=True, observers=[metrics.written]) as ledger:
         record(ledger)
     some = ("applied", "too_stale", "repeated", "busy", "unknown_task", "not_yours", "bad")
     assert values(metrics, "offbeat_updates", "outcome") == dict.fromkeys(OUTCOMES, 0) | dict.fromkeys(some, 1)
@@ -228,11 +226,12 @@ def test_totals_after_a_restart_are_those_from_before(
 
 
 def test_counting_goes_on_from_the_ledgers_totals_while_it_is_open(tmp_path: Path) -> None:
-    with Ledger.create(tmp_path / "ledger.sqlite", durable=True, verbose=True) as ledger:
+    observers: list[Observer] = []
+    with Ledger.create(tmp_path / "ledger.sqlite", durable=True, verbose=True, observers=observers) as ledger:
         record(ledger)
         metrics = Metrics(ledger.path)
         took: list[float] = []
-        hook(ledger, metrics.written, lambda _rows, _last, seconds: took.append(seconds))
+        observers.extend([metrics.written, lambda _rows, _last, seconds: took.append(seconds)])
         record(ledger, HAPPENED[5:9])
         assert ledger.count("decided") == 4
     updates = values(metrics, "offbeat_updates", "outcome")
@@ -338,8 +337,7 @@ def test_a_row_that_nobody_knows_is_no_trouble() -> None:
 
 def test_nothing_is_counted_before_it_is_on_the_disk(tmp_path: Path) -> None:
     metrics = Metrics()
-    with Ledger.create(tmp_path / "ledger.sqlite") as ledger:
-        hook(ledger, metrics.written)
+    with Ledger.create(tmp_path / "ledger.sqlite", observers=[metrics.written]) as ledger:
         ledger.record(VersionPublished(1.0, 1), [])
         assert values(metrics, "offbeat_events", "kind")["published"] == 0
         ledger.flush()

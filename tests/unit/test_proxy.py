@@ -8,7 +8,7 @@ from multidict import CIMultiDict
 
 from offbeat.errors import InvalidValue
 from offbeat.server.proxy import address_of
-from offbeat.server.settings import Door, ServerSettings
+from offbeat.server.settings import AccessSettings, ServerSettings
 
 
 def said(remote: str, *forwarded: str, behind_proxy: bool = True) -> str:
@@ -44,7 +44,7 @@ def test_what_is_no_address_is_not_believed(text: str) -> None:
 def test_who_is_behind_a_proxy_is_not_open_by_accident() -> None:
     behind = ServerSettings(behind_proxy=True)
     with pytest.raises(InvalidValue, match="offbeat init DIR"):
-        Door().check(behind)
-    Door(insecure=True).check(behind)
+        AccessSettings().check(behind)
+    AccessSettings(insecure=True).check(behind)
     with pytest.raises(InvalidValue, match="true or false"):
         ServerSettings(behind_proxy="yes")  # type: ignore[arg-type]

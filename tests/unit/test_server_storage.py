@@ -1,24 +1,26 @@
-"""Updates, checkpoints and versions of a served run on the disk, and the mixer that reads them."""
+"""UpdateStore, checkpoints and versions of a served run on the disk, and the mixer that reads them."""
 
 import hashlib
 from collections import deque
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from offbeat.core.kernel import Updater
-from offbeat.core.layout import Layout, Model, Slot
+from offbeat.core.layout import Layout, Model, Slot, layout_from, layout_to
 from offbeat.core.rules import Mix
 from offbeat.errors import InvalidValue, LayoutMismatch
 from offbeat.protocol.messages import Decision, Lease, MixUpdate, Outcome, PublishVersion
 from offbeat.server import mixer as mixer_module
-from offbeat.server.checkpoints import Checkpoint, Checkpoints
 from offbeat.server.clock import Clock
-from offbeat.server.mixer import Mixer, Order, next_pass
-from offbeat.server.run import layout_from, layout_to
-from offbeat.server.updates import DiskFull, Updates, WrongDigest, WrongOffset
-from offbeat.server.versions import Versions
+from offbeat.server.mixer import Mixer, MixOrder, next_pass
+from offbeat.server.update_store import DiskFull, UpdateStore, WrongDigest, WrongOffset
+from offbeat.server.version_store import VersionStore
+from offbeat.storage.checkpoints import Checkpoint, Checkpoints
 from offbeat.storage.disk import Disk
 from offbeat.wire import BadPayload, body_of, header_of
 
@@ -39,14 +41,14 @@ DIGEST = hashlib.sha256(DATA).hexdigest()
 
 
 @pytest.fixture
-def updates(tmp_path: Path) -> Updates:
-    return Updates(tmp_path / "updates", X_0.layout, Disk(), bytes_max=10 * len(DATA))
+def updates(tmp_path: Path) -> UpdateStore:
+    return UpdateStore(tmp_path / "updates", X_0.layout, Disk(), bytes_max=10 * len(DATA))
 
 
 # --- updates ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_update_comes_in_and_reads_back(updates: Updates) -> None:
+def test_an_update_comes_in_and_reads_back(updates: UpdateStore) -> None:
     upload = updates.begin(7, len(DATA))
     for start in range(0, len(DATA), 999):
         upload.write(DATA[start : start + 999])
@@ -62,7 +64,7 @@ def test_an_update_comes_in_and_reads_back(updates: Updates) -> None:
     assert updates.offset(7) == 0
 
 
-def test_an_upload_that_was_cut_off_goes_on_where_it_stood(updates: Updates) -> None:
+def test_an_upload_that_was_cut_off_goes_on_where_it_stood(updates: UpdateStore) -> None:
     upload = updates.begin(7, len(DATA))
     upload.write(DATA[:1500])
     upload.close()
@@ -76,7 +78,7 @@ def test_an_upload_that_was_cut_off_goes_on_where_it_stood(updates: Updates) -> 
     assert updates.digest(7) == DIGEST
 
 
-def test_a_wrong_digest_starts_over(updates: Updates) -> None:
+def test_a_wrong_digest_starts_over(updates: UpdateStore) -> None:
     upload = updates.begin(7, len(DATA))
     upload.write(DATA)
     with pytest.raises(WrongDigest, match="again from its start"):
@@ -84,7 +86,7 @@ def test_a_wrong_digest_starts_over(updates: Updates) -> None:
     assert (updates.offset(7), updates.has(7), updates.bytes()) == (0, False, 0)
 
 
-def test_what_is_wrong_is_noticed_while_it_comes_in(updates: Updates) -> None:
+def test_what_is_wrong_is_noticed_while_it_comes_in(updates: UpdateStore) -> None:
     upload = updates.begin(1, 100)
     with pytest.raises(BadPayload, match="more than the 100 bytes"):
         upload.write(b"\0" * 101)
@@ -101,7 +103,7 @@ def test_what_is_wrong_is_noticed_while_it_comes_in(updates: Updates) -> None:
 
 
 def test_the_room_on_the_disk_is_bounded(tmp_path: Path) -> None:
-    updates = Updates(tmp_path / "updates", X_0.layout, Disk(), bytes_max=2 * len(DATA) + 10)
+    updates = UpdateStore(tmp_path / "updates", X_0.layout, Disk(), bytes_max=2 * len(DATA) + 10)
     for task in (1, 2):
         upload = updates.begin(task, len(DATA))
         upload.write(DATA)
@@ -116,10 +118,35 @@ def test_the_room_on_the_disk_is_bounded(tmp_path: Path) -> None:
     updates.begin(4, len(DATA)).close()
     assert updates.offset(3) == 0
     assert not (tmp_path / "updates" / "3.part").exists()
-    assert Updates(tmp_path / "updates", X_0.layout, Disk(), bytes_max=10**9).tasks() == {2}
+    assert UpdateStore(tmp_path / "updates", X_0.layout, Disk(), bytes_max=10**9).tasks() == {2}
 
 
-def test_a_missing_or_damaged_update_is_named(updates: Updates) -> None:
+def test_what_all_updates_take_is_known_without_looking_at_them(updates: UpdateStore) -> None:
+    """It is asked for on every turn of the driver, and there may be millions of them."""
+    for task in (1, 2):
+        upload = updates.begin(task, len(DATA))
+        upload.write(DATA)
+        upload.finish(DIGEST)
+    updates.begin(3, 500).close()
+
+    class Watched(dict[int, int]):
+        looked = 0
+
+        def values(self) -> Any:
+            Watched.looked += 1
+            return super().values()
+
+    updates._sizes, updates._coming = Watched(updates._sizes), Watched(updates._coming)
+    assert updates.bytes() == 2 * len(DATA) + 500
+    updates.discard(3)
+    updates.remove({1, 7})
+    assert updates.bytes() == len(DATA)
+    updates.begin(2, len(DATA)).close()
+    assert updates.bytes() == 2 * len(DATA), "the whole one stays until the new one is whole"
+    assert Watched.looked == 0
+
+
+def test_a_missing_or_damaged_update_is_named(updates: UpdateStore) -> None:
     with pytest.raises(InvalidValue, match=r"5\.safetensors is missing"):
         updates.mapped(5)
     updates.whole(5).write_bytes(b"")
@@ -158,7 +185,7 @@ def test_a_damaged_checkpoint_costs_time_only(name: str, tmp_path: Path) -> None
 
 def test_versions_are_few_in_memory_and_all_that_is_needed_on_disk(tmp_path: Path) -> None:
     room = 3 * 4 * X_0.layout.size
-    versions = Versions(tmp_path / "versions", X_0.layout, Disk(), on_disk=True, bytes_max=room)
+    versions = VersionStore(tmp_path / "versions", X_0.layout, Disk(), on_disk=True, bytes_max=room)
     for t in range(6):
         versions.add(t, model(t).freeze())
     assert [versions.pull(t) is not None for t in range(6)] == [False, False, False, False, True, True]
@@ -167,7 +194,7 @@ def test_versions_are_few_in_memory_and_all_that_is_needed_on_disk(tmp_path: Pat
     assert sorted(int(file.stem) for file in versions.path.iterdir()) == [1, 4, 5]
     with pytest.raises(InvalidValue, match="version 2"):
         versions.of(2)
-    light = Versions(tmp_path / "none", X_0.layout, Disk(), on_disk=False)
+    light = VersionStore(tmp_path / "none", X_0.layout, Disk(), on_disk=False)
     light.add(0, X_0)
     light.prune(set(), 0)
     assert not light.path.exists()
@@ -175,25 +202,34 @@ def test_versions_are_few_in_memory_and_all_that_is_needed_on_disk(tmp_path: Pat
 
 def test_most_of_the_room_is_for_those_who_still_read(tmp_path: Path) -> None:
     room = 5 * 4 * X_0.layout.size
-    versions = Versions(tmp_path / "versions", X_0.layout, Disk(), on_disk=False, bytes_max=room)
-    for t in range(5):
+    versions = VersionStore(tmp_path / "versions", X_0.layout, Disk(), on_disk=False, bytes_max=room)
+    readers, cut = [ExitStack() for _ in range(5)], list[int]()
+
+    def now_cut() -> list[int]:
+        cut.clear()
+        versions.cut_off_oldest()
+        return cut
+
+    for t, reader in enumerate(readers):
         versions.add(t, model(t).freeze())
-        assert versions.begin_read(t) is not None
-    assert not versions.crowding(), "two are kept, and three older ones are being read"
+        assert reader.enter_context(versions.reading(t, partial(cut.append, t))) is not None
+    assert now_cut() == [], "two are kept, and three older ones are being read"
     versions.add(5, model(5).freeze())
-    assert versions.crowding() == [0]
-    versions.end_read(1)
-    assert not versions.crowding()
+    assert now_cut() == [0]
+    readers[1].close()
+    assert now_cut() == []
     assert [t for t in range(6) if versions.pull(t) is not None] == [0, 2, 3, 4, 5]
-    for t in (0, 2, 3, 4):
-        versions.end_read(t)
+    for reader in readers:
+        reader.close()
+    with versions.reading(1, cut.clear) as gone:
+        assert gone is None
     assert [t for t in range(6) if versions.pull(t) is not None] == [4, 5]
 
 
 @pytest.mark.parametrize(("megabytes", "kept"), [(1, 64), (10, 26), (100, 2), (300, 2), (500, 1), (2000, 1)])
 def test_of_large_models_few_are_kept_that_nobody_reads(megabytes: int, kept: int, tmp_path: Path) -> None:
     layout = Layout((Slot("x", (megabytes * 250_000,), 0),), parameter_size=megabytes * 250_000)
-    versions = Versions(tmp_path, layout, Disk(), on_disk=False)
+    versions = VersionStore(tmp_path, layout, Disk(), on_disk=False)
     for t in range(70):
         versions.add(t, X_0)
     assert [t for t in range(70) if versions.pull(t) is not None] == [*range(70 - kept, 70)]
@@ -240,7 +276,9 @@ def test_one_pass_gives_the_bits_of_one_by_one() -> None:
 
 def test_a_pass_ends_with_the_last_version_that_it_publishes() -> None:
     """What is mixed after a version is not in it."""
-    waiting: deque[Order] = deque([order(1, publish=False), order(2), order(3, publish=False), order(4, publish=False)])
+    waiting: deque[MixOrder] = deque(
+        [order(1, publish=False), order(2), order(3, publish=False), order(4, publish=False)]
+    )
     assert [o.decision.sequence for o in next_pass(waiting) if isinstance(o, MixUpdate)] == [1, 2]
     assert [o.decision.sequence for o in next_pass(waiting) if isinstance(o, MixUpdate)] == [3, 4]
     assert next_pass(waiting) == []

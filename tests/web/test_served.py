@@ -10,8 +10,8 @@ import pytest
 
 from offbeat.server import certificates
 from offbeat.server.access import TOKENS, Role, TokenBook
-from offbeat.server.life import Order
-from offbeat.server.settings import Door
+from offbeat.server.server import ServeOptions
+from offbeat.server.settings import AccessSettings
 from offbeat.web.pages import POLICY
 from offbeat.web.served import furnish
 from tests.server import serving as served
@@ -23,7 +23,7 @@ from tests.web.looking import Listener, Told, Visitor, rows_of
 
 @pytest.fixture(autouse=True)
 def _with_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "Order", partial(Order, extend=furnish))
+    monkeypatch.setattr(served, "ServeOptions", partial(ServeOptions, extend=furnish))
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_finished_run_goes_on_being_shown(tmp_path: Path) -> None:
 
 
 def test_trouble_is_shown(running: Running) -> None:
-    running.server.service.trouble = "version 3 could not be evaluated"
+    running.server.context.troubles["evaluation"] = "version 3 could not be evaluated"
     found = Visitor(running.url).get("/overview.json")
     assert found["health"] == {"level": "bad", "sentence": "trouble: version 3 could not be evaluated"}
 
@@ -132,7 +132,7 @@ def test_tokens_over_tls(tmp_path: Path) -> None:
     book = TokenBook.begin(access / TOKENS)
     tokens = book.add_all({"eye": Role.VIEWER, "boss": Role.ADMIN})
     trust = certificates.worker_context(access / certificates.CA_CERT)
-    with serving(tmp_path, {"epochs": 5}, {"host": "localhost"}, door=Door(access)) as running:
+    with serving(tmp_path, {"epochs": 5}, {"host": "localhost"}, access=AccessSettings(access)) as running:
         nobody = As(running.server, running.folder, running.url, trust)
         for path in ("/overview.json", "/workers.json", "/events", "/runs.json"):
             assert nobody.call("GET", path).status == 401
@@ -151,7 +151,7 @@ def test_tokens_over_tls(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", [{"host": "0.0.0.0"}, {"behind_proxy": True}])  # noqa: S104
 def test_beyond_this_machine_without_tokens_nothing_is_shown(tmp_path: Path, where: dict[str, Any]) -> None:
-    with serving(tmp_path, {"epochs": 5}, where, door=Door(insecure=True)) as running:
+    with serving(tmp_path, {"epochs": 5}, where, access=AccessSettings(insecure=True)) as running:
         here = Running(running.server, running.folder, running.url.replace("0.0.0.0", "127.0.0.1"))  # noqa: S104
         assert here.call("GET", "/v1/status").status == 200, "workers and --insecure are another matter"
         for path in ("/", "/workers", "/overview.json", "/workers.json", "/updates/1.json", "/events", "/session.json"):

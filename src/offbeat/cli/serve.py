@@ -38,25 +38,26 @@ def serve(
     **flags: Any,
 ) -> None:
     with needs_extra("serve"):
-        from offbeat.server import life
-        from offbeat.server.settings import Door, ServerSettings
+        from offbeat.server.server import ServeOptions
+        from offbeat.server.server import serve as run_server
+        from offbeat.server.settings import AccessSettings, ServerSettings
         from offbeat.web.served import furnish
     ours = {field.name for field in fields(ServerSettings)}
     of_run = {name: value for name, value in flags.items() if name not in ours}
     of_server = _table(settings_file, ours) | given({name: flags[name] for name in ours})
-    order = life.Order(
+    options = ServeOptions(
         task,
         folder or Path("runs") / f"serve-{Path(task.partition(':')[0]).stem}",
         settings_of(settings_file, of_run),
         ServerSettings(**of_server),
-        Door(access, insecure),
+        AccessSettings(access, insecure),
         x_0,
         drop_damaged,
         exit_when_finished,
         log_events=log_events,
         extend=furnish,
     )
-    tracking = Following(order.folder, track) if track else None
+    tracking = Following(options.folder, track) if track else None
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
     with ExitStack() as following, ExitStack() as start:
         start.enter_context(spinner("starting"))
@@ -67,7 +68,7 @@ def serve(
                 following.enter_context(tracking)  # not before: only now is there a run
             return _ready(server)
 
-        life.serve(order, ready)
+        run_server(options, ready)
 
 
 def _table(settings_file: Path | None, known: set[str]) -> dict[str, Any]:
@@ -80,7 +81,7 @@ def _table(settings_file: Path | None, known: set[str]) -> dict[str, Any]:
 
 def _ready(server: Any) -> "asyncio.Task[None]":
     """Print where the server is; on a terminal, keep a line with its status up to date."""
-    c, order = server.run.coordinator, server.order
+    c, order = server.run.coordinator, server.options
     if c.t or c.leases:
         click.echo(f"Going on from epoch {c.t} with {len(c.leases)} tasks in flight.", err=True)
     click.echo(f"Serving {order.task} at {server.url} ({c.rule.spec}; folder {order.folder})", err=True)
@@ -98,7 +99,7 @@ async def _show(server: Any) -> None:
         return
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
-            live.update(Text(line_of(await status_of(server.service))), refresh=True)
+            live.update(Text(line_of(await status_of(server.context))), refresh=True)
             await asyncio.sleep(SHOWN_EVERY_S)
 
 

@@ -115,7 +115,7 @@ def verify(folder: Path, as_json: bool) -> None:
 
     The model is computed again from the ledger and the kept updates in FOLDER. Exit status 1 where it differs.
     """
-    from offbeat.server.replay import verify as replay
+    from offbeat.server.verify import verify as replay
 
     with spinner("replaying the ledger"):
         facts = replay(folder)

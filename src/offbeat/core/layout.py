@@ -169,6 +169,23 @@ class Model(Mapping[str, Array]):
         return self
 
 
+def layout_to(layout: Layout) -> dict[str, Any]:
+    """A layout as JSON."""
+    names = ("slots", "carried", "tied", "parameter_size")
+    return {name: getattr(layout, name) for name in names}
+
+
+def layout_from(values: Mapping[str, Any]) -> Layout:
+    """A layout from JSON."""
+    try:
+        slots = tuple(Slot(name, tuple(shape), offset) for name, shape, offset in values["slots"])
+        carried = tuple(Carried(name, tuple(shape), dtype) for name, shape, dtype in values["carried"])
+        tied = tuple((name, first) for name, first in values["tied"])
+        return Layout(slots, carried, tied, values["parameter_size"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidValue(f"this is no layout: {error}") from error
+
+
 def aligned(size: int) -> Vector:
     """An uninitialised float32 vector that starts on a 64-byte boundary."""
     raw = np.empty(size * 4 + ALIGNMENT, np.uint8)

@@ -17,13 +17,13 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Mapping
 from math import inf
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 from offbeat.core.kernel import Updater, mixed
 from offbeat.core.layout import Model
-from offbeat.core.rules import Rule
-from offbeat.errors import InvariantBroken, OffbeatError
+from offbeat.errors import InvariantBroken
 from offbeat.flower.polling_clock import PollingClock
+from offbeat.method import Method
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import (
     AnswerPush,
@@ -49,28 +49,16 @@ from offbeat.protocol.messages import (
     WorkerLeft,
     WorkerReadmitted,
 )
-from offbeat.protocol.plan import Plan
-from offbeat.protocol.scheduler import Scheduler
-from offbeat.protocol.snapshot import restored, snapshot
-from offbeat.server.checkpoints import Checkpoint, Checkpoints
+from offbeat.protocol.snapshot import snapshot
+from offbeat.storage.checkpoints import Checkpoint, Checkpoints
 from offbeat.storage.disk import Disk
 from offbeat.storage.ledger import Ledger
-from offbeat.storage.rows import as_decision
 from offbeat.storage.run_folder import RunFolder
 
 Happened = Callable[[float], Event]
 """Makes an event of the time at which it happened."""
 
 log = logging.getLogger("flwr.offbeat")  # Flower shows the lines of its own loggers
-
-
-class Method(NamedTuple):
-    """How a run decides."""
-
-    rule: Rule
-    plan: Plan
-    scheduler: Scheduler
-    seed: int
 
 
 class FlowerRun:
@@ -113,24 +101,19 @@ class FlowerRun:
     # --- beginning and resuming --------------------------------------------------------------------------------------
 
     def _newest(self) -> Checkpoint | None:
-        found = next(self.checkpoints.usable(), None)
-        if found is None and self.checkpoints.marks():
-            raise OffbeatError(f"{self.checkpoints.path} holds no checkpoint that can be read; restore one from a copy")
-        return found
+        return self.checkpoints.newest() if self.checkpoints.marks() else None
 
     def _first(self, x_0: Model) -> tuple[Coordinator, Model, Model]:
         self.ledger.truncate_after(0)
-        rule, plan, scheduler, seed = self.method
         self.unmeasured.append((0, x_0.freeze()))
-        return Coordinator(rule, plan, scheduler, seed=seed), x_0, x_0
+        return self.method.coordinator(), x_0, x_0
 
     def _found(self, found: Checkpoint) -> tuple[Coordinator, Model, Model]:
         self.checkpoints.remove_after(found.mark)
         self.ledger.truncate_after(found.mark)
-        rule, plan, scheduler, seed = self.method
-        decided = map(as_decision, self.ledger.rows("decided"))
+        decided = self.ledger.latest_decisions(self.method.plan.answers_kept, found.mark)
         self._checkpointed, self._marked = found.state["applied"], found.mark
-        return restored(found.state, rule, plan, scheduler, seed=seed, decided=decided), found.w, found.x
+        return self.method.restored(found.state, decided), found.w, found.x
 
     def _take_up(self) -> None:
         """Release what was under way when the run stopped; an evaluation is done again."""

@@ -24,7 +24,7 @@ from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue
 from offbeat.flower.arrays import Arrays
 from offbeat.flower.fleet_loop import FleetLoop
-from offbeat.flower.flower_run import FlowerRun, Method
+from offbeat.flower.flower_run import FlowerRun
 from offbeat.flower.grid_messages import GridMessages, RecordKeys
 from offbeat.flower.nodes import Nodes
 from offbeat.flower.polling_clock import PollingClock
@@ -164,10 +164,10 @@ class FedAsync:
             raise InvalidValue("lease_s is infinite: a node that dies would keep its task for ever; give it in seconds")
         return filled
 
-    def _method(self, settings: Settings) -> Method:
+    def _method(self, settings: Settings) -> method.Method:
         plan = method.plan_of(settings, self.rule, NODES_MAX)
         plan = replace(plan, bad_updates_max=plan.bad_updates_max or BAD_UPDATES_MAX, released_kept=RELEASED_KEPT)
-        return Method(self.rule, plan, method.scheduler_of(None, settings, self.rule, NODES_MAX), settings.seed)
+        return method.Method(self.rule, plan, method.scheduler_of(None, settings, self.rule, NODES_MAX), settings.seed)
 
     def _folder(self, settings: Settings, arrays: Arrays, last: ExitStack) -> RunFolder:
         known = [name for name in KNOWN if self._by_name or name not in OF_THE_RULE]

@@ -59,7 +59,7 @@ def restored(
 ) -> Coordinator:
     """The coordinator that this state was taken of, given the same rule, plan, scheduler and seed.
 
-    `decided` are the decisions until then, for a state without answers.
+    `decided` are the last `answers_kept` decisions until then, for a state without answers.
     """
     if state.get("format") != FORMAT:
         raise InvalidValue(f"the state has format {state.get('format')!r}; this version of Offbeat reads {FORMAT}")

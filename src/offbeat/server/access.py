@@ -3,7 +3,7 @@
 Rules kept here:
 - The file holds no token, only its sha256: who reads the file cannot use what it says.
 - A check compares with every entry and never stops early: how long it takes tells nothing.
-- A file that cannot be read lets nobody in. A running server sees a change of it within `LOOK_S`.
+- While the file cannot be read, every token is refused. A running server sees a change of it within `LOOK_S`.
 - Who changes the file holds the folder's lock from reading to renaming: two changes at once are both kept.
 """
 
@@ -39,15 +39,15 @@ LOOK_S = 1.0
 """A running server looks at the file this often at most."""
 RETRY_S = 0.01
 LOCK_TRIES = 1000
-"""Tries to take the folder's lock, `RETRY_S` apart: whoever has it needs milliseconds. Not a time, because where the
-whole machine stood still for a while, nobody has waited in vain."""
+"""Tries to take the folder's lock, `RETRY_S` apart: its holder needs milliseconds. Tries are counted, and not time, so
+that a machine which stood still for a while does not count as waiting."""
 
 _BEARER = re.compile(r"bearer ([A-Za-z0-9._~+/-]{1,512}=*)", re.IGNORECASE | re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class Right(StrEnum):
-    """A kind of call."""
+    """The right to a kind of call."""
 
     WORK = "work"
     """Join, ask, heartbeat, push, leave."""
@@ -56,7 +56,7 @@ class Right(StrEnum):
     WATCH = "watch"
     """Read status, workers, events and metrics."""
     MANAGE = "manage"
-    """Whatever steps in: lift a quarantine, stop the run."""
+    """Step in: quarantine a worker, or lift a quarantine."""
 
 
 class Role(StrEnum):
@@ -67,7 +67,7 @@ class Role(StrEnum):
     ADMIN = "admin"
 
     def may(self, right: Right) -> bool:
-        """Is this call open to the role?
+        """May a token of this role make such a call?
 
         >>> Role.WORKER.may(Right.MODELS), Role.VIEWER.may(Right.WORK)
         (True, False)
@@ -83,7 +83,7 @@ _RIGHTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TokenEntry:
     """What is known of a token; dates are ISO 8601, UTC."""
 
     name: str
@@ -98,7 +98,7 @@ class TokenBook:
 
     def __init__(self, path: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.path, self._monotonic = path, monotonic
-        self._entries: tuple[Entry, ...] = ()
+        self._entries: tuple[TokenEntry, ...] = ()
         self._seen: tuple[int, int, int] | None = None
         self._look_at = -inf
 
@@ -111,7 +111,7 @@ class TokenBook:
             _write(path, ())
         return cls(path)
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[TokenEntry, ...]:
         """All of them, as the file says now, in the order in which they were added."""
         self._key()
         return _parsed(self.path, read_json(self.path))
@@ -127,32 +127,32 @@ class TokenBook:
             for name, token in tokens.items():
                 if name in entries and entries[name].revoked is None:
                     raise InvalidValue(f"there is a token named {name!r}; revoke it first, or choose another name")
-                entries[name] = Entry(name, roles[name], digest_of(token), _now())
+                entries[name] = TokenEntry(name, roles[name], digest_of(token), _now())
             if len(entries) > ENTRIES_MAX:
                 raise InvalidValue(f"{self.path} would have {len(entries)} tokens; at most {ENTRIES_MAX} are allowed")
         return tokens
 
-    def revoke(self, name: str) -> Entry:
-        """From now on nobody gets in with it; twice does no harm."""
+    def revoke(self, name: str) -> TokenEntry:
+        """The token is refused from now on; to revoke it twice does no harm."""
         with self._changing() as entries:
             if name not in entries:
                 raise InvalidValue(f"no token is named {name!r}; see: offbeat token list {self.path.parent}")
             entries[name] = replace(entries[name], revoked=entries[name].revoked or _now())
             return entries[name]
 
-    def check(self, token: str) -> Entry | None:
-        """Whose token this is; nobody's if it is unknown or revoked."""
+    def check(self, token: str) -> TokenEntry | None:
+        """The entry of this token; None if it is unknown or revoked."""
         return self.check_digest(digest_of(token))
 
-    def check_digest(self, digest: str) -> Entry | None:
-        """Whose token has this sha256."""
+    def check_digest(self, digest: str) -> TokenEntry | None:
+        """The entry of the token with this sha256."""
         found = None
         for entry in self._current():
             if hmac.compare_digest(entry.sha256, digest) and entry.revoked is None:
                 found = entry
         return found
 
-    def _current(self) -> tuple[Entry, ...]:
+    def _current(self) -> tuple[TokenEntry, ...]:
         """What was read last, unless the file has changed since."""
         now = self._monotonic()
         if now >= self._look_at:
@@ -163,7 +163,7 @@ class TokenBook:
         return self._entries
 
     @contextmanager
-    def _changing(self) -> Iterator[dict[str, Entry]]:
+    def _changing(self) -> Iterator[dict[str, TokenEntry]]:
         """The entries by name, to be changed; they are written when the block ends well."""
         self._key()
         with locked(self.path.parent):
@@ -191,7 +191,7 @@ def bearer(header: str | None) -> str | None:
 
 
 def check_name(name: Any) -> str:
-    """The name, if it may be one."""
+    """The name, if it is allowed."""
     if not isinstance(name, str) or not 1 <= len(name) <= NAME_MAX or not name.isprintable() or name != name.strip():
         shown = repr(name)[: NAME_MAX + 2]
         raise InvalidValue(f"{shown} is no name; use 1 to {NAME_MAX} printable characters, no space at either end")
@@ -225,18 +225,18 @@ def _taken(path: Path) -> Lock:
 def write_private(path: Path, data: bytes) -> None:
     """Write a file that only its owner may read, whole or not at all."""
     with aside(path) as temporary:
-        temporary.unlink(missing_ok=True)  # a dead process may have left one, with whatever mode
+        temporary.unlink(missing_ok=True)  # a dead process may have left one that others can read
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data)
 
 
-def _write(path: Path, entries: Iterable[Entry]) -> None:
+def _write(path: Path, entries: Iterable[TokenEntry]) -> None:
     text = json.dumps({"tokens": [asdict(entry) for entry in entries]}, indent=2)
     write_private(path, f"{text}\n".encode())
 
 
-def _parsed(path: Path, book: dict[str, Any]) -> tuple[Entry, ...]:
-    values, entries = book.get("tokens"), dict[str, Entry]()
+def _parsed(path: Path, book: dict[str, Any]) -> tuple[TokenEntry, ...]:
+    values, entries = book.get("tokens"), dict[str, TokenEntry]()
     if not isinstance(values, list):
         raise InvalidValue(f"{path} has no list of tokens; bring back a copy of it, or make another: offbeat init DIR")
     for number, value in enumerate(values, start=1):
@@ -250,9 +250,11 @@ def _parsed(path: Path, book: dict[str, Any]) -> tuple[Entry, ...]:
     return tuple(entries.values())
 
 
-def _entry(value: Any) -> Entry:
-    """Anything but exactly what `_write` writes is refused: what is unclear must not let anybody in."""
-    entry = Entry(check_name(value["name"]), Role(value["role"]), value["sha256"], value["created"], value["revoked"])
+def _entry(value: Any) -> TokenEntry:
+    """Anything but exactly what `_write` writes is refused: an entry that is unclear must not open anything."""
+    entry = TokenEntry(
+        check_name(value["name"]), Role(value["role"]), value["sha256"], value["created"], value["revoked"]
+    )
     if not _SHA256.fullmatch(entry.sha256):
         raise InvalidValue("sha256 must be 64 hexadecimal digits")
     datetime.fromisoformat(entry.created)
@@ -262,7 +264,7 @@ def _entry(value: Any) -> Entry:
 
 
 def digest_of(token: str) -> str:
-    """Plain sha256 is enough: nobody can guess 256 random bits, so there is nothing that salt or slowness would add."""
+    """Plain sha256 is enough: 256 random bits cannot be guessed, so salt or slowness would add nothing."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -2,7 +2,7 @@
 
 Rules kept here:
 - Access is decided before anything else is looked at, from the token alone.
-- Whatever goes wrong in a handler is one JSON refusal; the log has the rest.
+- An error in a handler becomes one JSON refusal; the log has the rest.
 """
 
 import asyncio
@@ -14,20 +14,17 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
 
 from offbeat.errors import InvalidValue
-from offbeat.server import calls, pulls, pushes, views
+from offbeat.server import calls, pulls, pushes, uploads, views
 from offbeat.server.access import Right, bearer
-from offbeat.server.guard import SILENT
+from offbeat.server.context import CONTEXT, JSON_BYTES_MAX, PROTOCOL, TOKEN, ServerContext, context_of, hello
+from offbeat.server.listener import SILENT
 from offbeat.server.refusals import Refusal, of_http
-from offbeat.server.service import JSON_BYTES_MAX, PROTOCOL, SERVICE, TOKEN, Service, hello, service_of
 
 log = logging.getLogger("offbeat.server")
-logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # else whoever sends garbage fills the log
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Route(NamedTuple):
-    """One call of the API."""
-
+class ApiRoute(NamedTuple):
     method: str
     path: str
     handler: Handler
@@ -36,33 +33,33 @@ class Route(NamedTuple):
 
 
 ROUTES = (
-    Route("POST", "/v1/workers", calls.join, Right.WORK),
-    Route("GET", "/v1/workers", views.workers, Right.WATCH),
-    Route("DELETE", "/v1/workers/{worker}", calls.leave, Right.WORK),
-    Route("POST", "/v1/workers/{worker}/ask", calls.ask, Right.WORK),
-    Route("POST", "/v1/workers/{worker}/quarantine", calls.bar, Right.MANAGE),
-    Route("POST", "/v1/workers/{worker}/readmit", calls.readmit, Right.MANAGE),
-    Route("GET", "/v1/models/{t}", pulls.pull, Right.MODELS),
-    Route("GET", "/v1/runs/{run}/models/{t}", pulls.pull_of_run, Right.MODELS),
-    Route("GET", "/v1/allowed/models", pulls.allowed, Right.MODELS),
-    Route("DELETE", "/v1/tasks/{task}", calls.hand_back, Right.WORK),
-    Route("POST", "/v1/tasks/{task}/heartbeat", calls.heartbeat, Right.WORK),
-    Route("GET", "/v1/tasks/{task}/update", pushes.offset, Right.WORK),
-    Route("PUT", "/v1/tasks/{task}/update", pushes.push, Right.WORK),
-    Route("GET", "/v1/status", views.status, Right.WATCH),
-    Route("GET", "/v1/events", views.events, Right.WATCH),
-    Route("GET", "/v1/metrics", views.metrics, Right.WATCH),
-    Route("GET", "/v1/health", views.health, None),
-    Route("GET", "/v1/openapi.json", views.api, None),
+    ApiRoute("POST", "/v1/workers", calls.join, Right.WORK),
+    ApiRoute("GET", "/v1/workers", views.workers, Right.WATCH),
+    ApiRoute("DELETE", "/v1/workers/{worker}", calls.leave, Right.WORK),
+    ApiRoute("POST", "/v1/workers/{worker}/ask", calls.ask, Right.WORK),
+    ApiRoute("POST", "/v1/workers/{worker}/quarantine", calls.bar, Right.MANAGE),
+    ApiRoute("POST", "/v1/workers/{worker}/readmit", calls.readmit, Right.MANAGE),
+    ApiRoute("GET", "/v1/models/{t}", pulls.pull, Right.MODELS),
+    ApiRoute("GET", "/v1/runs/{run}/models/{t}", pulls.pull_of_run, Right.MODELS),
+    ApiRoute("GET", "/v1/allowed/models", pulls.allowed, Right.MODELS),
+    ApiRoute("DELETE", "/v1/tasks/{task}", calls.hand_back, Right.WORK),
+    ApiRoute("POST", "/v1/tasks/{task}/heartbeat", calls.heartbeat, Right.WORK),
+    ApiRoute("GET", "/v1/tasks/{task}/update", pushes.offset, Right.WORK),
+    ApiRoute("PUT", "/v1/tasks/{task}/update", pushes.push, Right.WORK),
+    ApiRoute("GET", "/v1/status", views.status, Right.WATCH),
+    ApiRoute("GET", "/v1/events", views.events, Right.WATCH),
+    ApiRoute("GET", "/v1/metrics", views.metrics, Right.WATCH),
+    ApiRoute("GET", "/v1/health", views.health, None),
+    ApiRoute("GET", "/v1/openapi.json", views.api, None),
 )
 _RIGHT_OF = {route.handler: route.right for route in ROUTES}
 
 
-def make_app(service: Service) -> web.Application:
+def make_app(context: ServerContext) -> web.Application:
     """The application of one served run."""
     app = web.Application(client_max_size=JSON_BYTES_MAX, middlewares=[refusing, admitting])
-    app[SERVICE], app[SILENT] = service, set()
-    app[pulls.READERS], app[pushes.UPLOADS] = pulls.Readers(), pushes.Uploads()
+    app[CONTEXT], app[SILENT] = context, set()
+    app[uploads.UPLOADS] = uploads.Uploads()
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler, expect_handler=expecting)
     app.router.add_get("/metrics", views.metrics, expect_handler=expecting)  # where Prometheus looks by itself
@@ -70,14 +67,14 @@ def make_app(service: Service) -> web.Application:
 
 
 async def expecting(request: web.Request) -> None:
-    """A push is looked at before its body is wanted; for the small calls there is nothing to wait for."""
+    """The small calls may send their body at once; a push is looked at first."""
     if request.match_info.handler is not pushes.push:
-        await pushes.say_continue(request)
+        await uploads.say_continue(request)
 
 
 @web.middleware
 async def refusing(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn whatever goes wrong into a refusal."""
+    """Turn every error into a refusal."""
     request.app[SILENT].discard(request.protocol)
     refusal: Refusal | None = None
     try:
@@ -96,7 +93,7 @@ async def refusing(request: web.Request, handler: Handler) -> web.StreamResponse
         log.exception("%s %s failed", request.method, request.path)
         refusal = Refusal("internal", "something went wrong in the server")
     if refusal is not None:
-        service_of(request).metrics.refused(refusal.error)
+        context_of(request).metrics.refused(refusal.error)
         response = refusal.response()
     if not response.prepared:
         response.headers.update(hello())
@@ -107,13 +104,13 @@ async def refusing(request: web.Request, handler: Handler) -> web.StreamResponse
 
 @web.middleware
 async def admitting(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Who may go where."""
+    """Refuse requests without the right that their path needs."""
     theirs = request.headers.get("Offbeat-Protocol", str(PROTOCOL))
     if theirs != str(PROTOCOL):
         raise Refusal("wrong_version", f"the request is of protocol {theirs[:20]!r}; this server speaks {PROTOCOL}")
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise Refusal("media_type", "a body must not be compressed")
-    right, book = _RIGHT_OF.get(request.match_info.handler), service_of(request).tokens
+    right, book = _RIGHT_OF.get(request.match_info.handler), context_of(request).tokens
     origin = request.headers.get("Origin")
     if right is Right.MANAGE and origin is not None and origin.partition("://")[2] != request.host:
         raise Refusal("not_allowed", "a page of another site may not do this")
@@ -124,7 +121,7 @@ async def admitting(request: web.Request, handler: Handler) -> web.StreamRespons
         try:
             entry = book.check(token)
         except InvalidValue as error:
-            log.error("nobody is let in: %s", error)  # noqa: TRY400 (what is wrong is in its words)
+            log.error("every request is refused, because tokens cannot be read: %s", error)  # noqa: TRY400 (it says enough)
             raise Refusal("not_now", "the server cannot read its tokens", retry_after_s=5) from error
         if entry is None:
             raise Refusal("bad_token", "this token is not known, or was revoked")

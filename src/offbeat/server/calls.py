@@ -7,6 +7,7 @@ Rules kept here:
 
 import asyncio
 from math import isfinite
+from sys import float_info
 from typing import Any
 
 from aiohttp import web
@@ -17,28 +18,32 @@ from offbeat.protocol.messages import (
     HeartbeatArrived,
     Lease,
     LeaseReturned,
+    SendTask,
+    TellFinished,
+    TellQuarantined,
     WorkerBarred,
     WorkerJoined,
     WorkerLeft,
     WorkerReadmitted,
 )
 from offbeat.server.access import Role
-from offbeat.server.desk import News, Over, Quarantined, Superseded
-from offbeat.server.pulls import address_of
-from offbeat.server.refusals import Refusal, answer
-from offbeat.server.service import (
+from offbeat.server.context import (
     NUMBER_DIGITS_MAX,
     PROTOCOL,
     TOKEN,
     VERSION,
-    Service,
+    ServerContext,
+    context_of,
     hello,
     json_of,
     number_in_path,
-    service_of,
+    seconds,
     session_of,
 )
-from offbeat.server.sessions import Session, digest_of, new_secret
+from offbeat.server.long_poll import News, Superseded
+from offbeat.server.pulls import address_of
+from offbeat.server.refusals import Refusal, answer
+from offbeat.server.sessions import WorkerSession, digest_of, new_secret
 
 NAME_MAX = 100
 TASK_MAX = 1000
@@ -59,7 +64,7 @@ JOIN = {
 
 async def join(request: web.Request) -> web.Response:
     """A worker comes, or comes back."""
-    service = service_of(request)
+    context = context_of(request)
     body = await json_of(request, JOIN)
     _check_protocol(body)
     name, device = _name(request, body), body.get("device")
@@ -69,11 +74,11 @@ async def join(request: web.Request) -> web.Response:
     holding = body.get("holding")
     if holding is not None and not 0 <= holding < 10**NUMBER_DIGITS_MAX:
         raise Refusal("bad_request", f"holding is {holding!r:.40} but must be the number of a task")
-    if device is not None and not 0 <= device < service.devices:
-        raise Refusal("bad_request", f"device is {device} but must lie in 0..{service.devices - 1}")
-    async with service.joining:
-        secret, session = await _joined(service, name, device, holding)
-    return answer(_about(service, session, secret), status=201)
+    if device is not None and not 0 <= device < context.devices:
+        raise Refusal("bad_request", f"device is {device} but must lie in 0..{context.devices - 1}")
+    async with context.joining:
+        secret, session = await _joined(context, name, device, holding)
+    return answer(_about(context, session, secret), status=201)
 
 
 def _check_protocol(body: dict[str, Any]) -> None:
@@ -98,76 +103,78 @@ def _name(request: web.Request, body: dict[str, Any]) -> str:
     return name
 
 
-async def _joined(service: Service, name: str, device: int | None, holding: int | None) -> tuple[str, Session]:
-    sessions = service.sessions
-    if sessions.known(name) is None and len(sessions) >= service.limits.workers_max:
-        raise Refusal("not_now", f"workers_max is {service.limits.workers_max}, and they have joined", retry_after_s=60)
+async def _joined(
+    context: ServerContext, name: str, device: int | None, holding: int | None
+) -> tuple[str, WorkerSession]:
+    sessions = context.sessions
+    if sessions.known(name) is None and len(sessions) >= context.limits.workers_max:
+        raise Refusal("not_now", f"workers_max is {context.limits.workers_max}, and they have joined", retry_after_s=60)
     worker = sessions.number(name)
     if device is None:
-        device = sessions.device(name, service.devices)
-    await _release_other(service, worker, holding)
+        device = sessions.device(name, context.devices)
+    await _release_other(context, worker, holding)
     secret = new_secret(worker)
     facts = (worker, device, name, digest_of(secret))
-    await service.desk.tell(lambda at: WorkerJoined(at, *facts))
+    await context.tell(lambda at: WorkerJoined(at, *facts))
     return secret, sessions.take(WorkerJoined(0.0, *facts))
 
 
-async def _release_other(service: Service, worker: int, holding: int | None) -> None:
+async def _release_other(context: ServerContext, worker: int, holding: int | None) -> None:
     """A worker that comes back without the task that it was leased will not do it."""
-    lease: Lease | None = await service.desk.ask(lambda c: c.book.of_worker(worker))
+    lease: Lease | None = await context.ask(lambda c: c.book.of_worker(worker))
     if lease is not None and lease.task != holding:
         task = lease.task
-        await service.desk.tell(lambda at: LeaseReturned(at, worker, task))
+        await context.tell(lambda at: LeaseReturned(at, worker, task))
 
 
-def _about(service: Service, session: Session, secret: str) -> dict[str, Any]:
+def _about(context: ServerContext, session: WorkerSession, secret: str) -> dict[str, Any]:
     """What a worker must know of the run."""
-    chosen = service.settings.as_dict()
+    chosen = context.settings.as_dict()
     shown = (name for name in (*OFFERED, *OVERRIDES, "gamma_schedule") if name != "task_args" or chosen[name])
     return {
         "worker": session.worker,
         "session": secret,
         "device": session.device,
-        "run": service.run_id,
-        "seed": service.settings.seed,
+        "run": context.run_id,
+        "seed": context.settings.seed,
         "protocol": PROTOCOL,
         "version": VERSION,
-        "task": service.task,
+        "task": context.task,
         "settings": {name: chosen[name] for name in shown},
-        "layout": service.run.layout.fingerprint,
-        "update_bytes_max": service.run.updates.size_max,
-        "poll_s": service.limits.poll_s,
-        "heartbeat_s": service.heartbeat_s,
-        "state": "finished" if service.finished else "idle",
+        "layout": context.run.layout.fingerprint,
+        "update_bytes_max": context.run.updates.size_max,
+        "poll_s": context.limits.poll_s,
+        "heartbeat_s": context.heartbeat_s,
+        "state": "finished" if context.finished else "idle",
     }
 
 
 async def leave(request: web.Request) -> web.Response:
     """A worker goes."""
-    service = service_of(request)
+    context = context_of(request)
     session = session_of(request, number_in_path(request, "worker"))
-    await service.desk.tell(lambda at: WorkerLeft(at, session.worker))
-    service.sessions.left(session.worker)
+    await context.tell(lambda at: WorkerLeft(at, session.worker))
+    context.sessions.left(session.worker)
     return web.Response(status=204)
 
 
 async def readmit(request: web.Request) -> web.Response:
     """Lift a quarantine."""
-    service, worker = service_of(request), number_in_path(request, "worker")
-    if service.sessions.of(worker) is None:
+    context, worker = context_of(request), number_in_path(request, "worker")
+    if context.sessions.of(worker) is None:
         raise Refusal("not_found", f"there is no worker {worker}")
-    await service.desk.tell(lambda at: WorkerReadmitted(at, worker))
+    await context.tell(lambda at: WorkerReadmitted(at, worker))
     return web.Response(status=204)
 
 
 async def bar(request: web.Request) -> web.Response:
     """Quarantine a worker by hand."""
-    service, worker = service_of(request), number_in_path(request, "worker")
+    context, worker = context_of(request), number_in_path(request, "worker")
     body = await json_of(request, {"why": (str,)})
-    if service.sessions.of(worker) is None:
+    if context.sessions.of(worker) is None:
         raise Refusal("not_found", f"there is no worker {worker}")
     why = str(body.get("why") or "an administrator said so")[:WHY_MAX]
-    await service.desk.tell(lambda at: WorkerBarred(at, worker, why))
+    await context.tell(lambda at: WorkerBarred(at, worker, why))
     return web.Response(status=204)
 
 
@@ -176,77 +183,69 @@ async def bar(request: web.Request) -> web.Response:
 
 async def ask(request: web.Request) -> web.StreamResponse:
     """Wait for a task."""
-    service = service_of(request)
+    context = context_of(request)
     session = session_of(request, number_in_path(request, "worker"))
     session.asking = True
     try:
-        news = await service.desk.wait(session.worker, _patience(request, service.limits.poll_s))
+        news = await context.long_poll.wait(session.worker, _patience(request, context.limits.poll_s))
     finally:
         session.asking = False
-    response = answer(_said(service, news), headers=hello())
+    response = answer(_said(context, news), headers=hello())
     try:
         await response.prepare(request)
         await response.write_eof()
     except (ConnectionError, asyncio.CancelledError):
-        if isinstance(news, Lease):
-            service.desk.hand_back(news)
+        if isinstance(news, SendTask):
+            context.long_poll.hand_back(news.lease)
         raise
     return response
 
 
 def _patience(request: web.Request, longest: float) -> float:
     text = request.query.get("wait_s")
-    if text is None:
-        return longest
-    try:
-        wait_s = float(text)
-    except ValueError:
-        wait_s = -1.0
-    if not (isfinite(wait_s) and wait_s >= 0):
-        raise Refusal("bad_request", f"wait_s is {text[:40]!r} but must be a number of seconds >= 0")
-    return min(wait_s, longest)
+    return longest if text is None else min(seconds("wait_s", text, float_info.max), longest)
 
 
-def _said(service: Service, news: News) -> dict[str, Any]:
+def _said(context: ServerContext, news: News) -> dict[str, Any]:
     match news:
-        case Lease():
-            return {"state": "working", "lease": _lease(service, news)}
-        case Over():
-            return {"state": "finished", "reason": service.run.coordinator.end_reason}
-        case Quarantined():
-            raise Refusal("quarantined", f"this worker is quarantined: {news}", retry_after_s=QUARANTINE_RETRY_S)
+        case SendTask():
+            return {"state": "working", "lease": _lease(context, news.lease)}
+        case TellFinished():
+            return {"state": "finished", "reason": context.run.coordinator.end_reason}
+        case TellQuarantined():
+            raise Refusal("quarantined", f"this worker is quarantined: {news.why}", retry_after_s=QUARANTINE_RETRY_S)
         case Superseded():
             raise Refusal("superseded", "a newer request of the same worker waits for a task")
     return {"state": "idle"}
 
 
-def _lease(service: Service, lease: Lease) -> dict[str, Any]:
-    lease_s = service.run.coordinator.plan.lease_s
+def _lease(context: ServerContext, lease: Lease) -> dict[str, Any]:
+    lease_s = context.run.coordinator.plan.lease_s
     return {
         "task": lease.task,
         "device": lease.device,
         "number": lease.number,
         "tau": lease.tau,
-        "seed": service.settings.seed,
+        "seed": context.settings.seed,
         "local_iterations": lease.local_iterations,
         "gamma": lease.gamma,
         "lease_s": lease_s if isfinite(lease_s) else None,
-        "model": address_of(service.run_id, lease.tau),
+        "model": address_of(context.run_id, lease.tau),
     }
 
 
 async def heartbeat(request: web.Request) -> web.Response:
     """Still training."""
-    service, task = service_of(request), number_in_path(request, "task")
+    context, task = context_of(request), number_in_path(request, "task")
     session = session_of(request)
     body = await json_of(request, {"progress": (int, float, type(None))})
     progress = body.get("progress")
     if progress is not None and not 0 <= progress <= 1:
         raise Refusal("bad_request", f"progress is {progress!r} but must lie in 0..1")
-    await service.desk.ask(lambda c: _refuse_released(c, session.worker, task))
-    await service.desk.tell(lambda at: HeartbeatArrived(at, task))
+    await context.ask(lambda c: _refuse_released(c, session.worker, task))
+    await context.tell(lambda at: HeartbeatArrived(at, task))
     session.progress = progress
-    lease_s = service.run.coordinator.plan.lease_s
+    lease_s = context.run.coordinator.plan.lease_s
     return answer({"lease_s": lease_s if isfinite(lease_s) else None})
 
 
@@ -264,7 +263,7 @@ def _refuse_released(c: Coordinator, worker: int, task: int) -> None:
 
 async def hand_back(request: web.Request) -> web.Response:
     """The worker will not do this task."""
-    service, task = service_of(request), number_in_path(request, "task")
+    context, task = context_of(request), number_in_path(request, "task")
     session = session_of(request)
-    await service.desk.tell(lambda at: LeaseReturned(at, session.worker, task))
+    await context.tell(lambda at: LeaseReturned(at, session.worker, task))
     return web.Response(status=204)

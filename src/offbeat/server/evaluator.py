@@ -27,7 +27,7 @@ TRIES = 3
 PAUSE_S = 1.0
 PAUSE_MAX_S = 60.0
 DOUBLED_MAX = 30
-"""How often a pause is doubled, whatever its limit."""
+"""How often a pause is doubled at most."""
 
 log = logging.getLogger("offbeat.server")
 
@@ -36,13 +36,13 @@ Failed = Callable[[int, str], None]
 
 
 class Measures(Protocol):
-    """Who evaluates; `TaskProcess` does."""
+    """Evaluates a model in a file; `TaskProcess` does."""
 
     def evaluate(self, t: int, file: Path) -> Mapping[str, float]: ...
     def close(self) -> None: ...
 
 
-class Waiting(NamedTuple):
+class PendingEvaluation(NamedTuple):
     """A version that was put and not begun."""
 
     t: int
@@ -70,8 +70,8 @@ class Evaluator:
         self._deaths, self._again_at = 0, 0.0
         self._changed = threading.Condition()
         """Guards all below."""
-        self._waiting: Waiting | None = None
-        self._begun: Waiting | None = None
+        self._waiting: PendingEvaluation | None = None
+        self._begun: PendingEvaluation | None = None
         self._last = False
         """Is the one that was begun the last of the run?"""
         self._under_way: int | None = None
@@ -83,14 +83,14 @@ class Evaluator:
     # --- from other threads ------------------------------------------------------------------------------------------
 
     def put(self, t: int, model: Model, *, last: bool = False) -> None:
-        """Evaluate this version, unless a newer one comes before it can be begun; the last one always."""
+        """Evaluate this version, unless a newer one is put before it is begun; the last version always is."""
         with self._changed:
             if self._stopping or t == self._measured:  # a version never changes
                 return
             if t == self._under_way:
                 self._last = self._last or last
             elif self._waiting is None or (last, t) >= (self._waiting.last, self._waiting.t):
-                self._waiting = Waiting(t, model, last)
+                self._waiting = PendingEvaluation(t, model, last)
             self._changed.notify_all()
 
     def idle(self) -> bool:
@@ -99,12 +99,12 @@ class Evaluator:
             return self._is_idle()
 
     def wait(self, patience_s: float) -> bool:
-        """Wait until it is idle; False where that takes longer than this."""
+        """Wait until it is idle; False if that takes longer than `patience_s`."""
         with self._changed:
             return self._changed.wait_for(self._is_idle, patience_s)
 
     def stop(self) -> None:
-        """Drop what waits, abandon what is under way, and close the process, which nobody else has a use for."""
+        """Drop what waits, abandon what is under way, and close the process."""
         with self._changed:
             self._stopping, self._waiting = True, None
             self._changed.notify_all()
@@ -121,8 +121,8 @@ class Evaluator:
         while (t := self._begin()) is not None:
             try:
                 self._tell(t, self._outcome(t))
-            except Exception:  # of whoever was told; the next version must not suffer for it
-                log.exception("what is known of version %s could not be passed on", t)
+            except Exception:  # in `done` or `failed`; the next version must not suffer for it
+                log.exception("the evaluation of version %s could not be recorded", t)
             finally:
                 self._end()
         self._file.unlink(missing_ok=True)
@@ -159,7 +159,7 @@ class Evaluator:
         return None if self._stopping else why
 
     def _write(self) -> None:
-        """Write what was begun to the file; from then on nobody here holds the model."""
+        """Write the version that was begun to the file, and let go of the model."""
         begun, self._begun = self._begun, None
         if begun is None:
             raise AssertionError("what is evaluated was begun")

@@ -2,9 +2,9 @@
 
 Rules kept here:
 - A line is about a row that is on the disk; `sequence` is the row's own, so that gaps can be seen and looked up.
-- The log makes nobody wait and stops no run: lines wait, up to a limit, for a thread of their own. What finds no room,
-  or cannot be written, is counted, and the count is a line.
-- Chatter is left out unless it is asked for, and the digests of sessions always: they are nobody's business.
+- The run never waits for the log: up to a limit, lines wait for a thread of their own. A line that finds no room, or
+  cannot be written, is counted, and the count is a line.
+- Chatter is left out unless it is asked for, and the digests of session secrets always.
 """
 
 import json
@@ -27,7 +27,7 @@ from offbeat.storage.rows import NewRow
 WAITING_MAX = 50_000
 """Rows that wait to be written; about a hundred bytes each."""
 CLOSE_S = 5.0
-"""How long the end waits for whoever reads the log."""
+"""How long `close` waits for a reader of the log that is slow."""
 STDERR = "-"
 DROPPED = "log_dropped"
 """The kind of the line that says how many are missing."""
@@ -35,8 +35,8 @@ DROPPED = "log_dropped"
 log = logging.getLogger("offbeat.server")
 
 
-class Waiting(NamedTuple):
-    """A row that is on the disk and not yet in the log."""
+class PendingRow(NamedTuple):
+    """A row that is in the ledger and not yet in the log."""
 
     sequence: int
     logged_at: float
@@ -61,7 +61,7 @@ class EventLog:
         self._waiting_max = waiting_max
         self._changed = threading.Condition()
         """Guards all below."""
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[PendingRow] = deque()
         self._dropped = 0
         self._closing = False
         self._torn = self._failing = False
@@ -86,7 +86,7 @@ class EventLog:
         """These rows were committed, the last of them under this sequence number. Never blocks."""
         first, logged_at = last - len(rows) + 1, datetime.now(UTC).timestamp()
         told = [
-            Waiting(sequence, logged_at, row)
+            PendingRow(sequence, logged_at, row)
             for sequence, row in enumerate(rows, first)
             if row.kind not in self._left_out
         ]
@@ -97,7 +97,7 @@ class EventLog:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Write what waits and end; whoever does not read the log is not waited for very long."""
+        """Write what waits and end; a reader that does not read is waited for `CLOSE_S` only."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -118,7 +118,7 @@ class EventLog:
                 self._waiting, self._dropped = deque(), 0
             self._write(rows, dropped)
 
-    def _write(self, rows: deque[Waiting], dropped: int) -> None:
+    def _write(self, rows: deque[PendingRow], dropped: int) -> None:
         lines = [line_of(row, self._run) for row in rows]
         if dropped:
             lines.append(_line({"run": self._run, "kind": DROPPED, "count": dropped}, datetime.now(UTC).timestamp()))
@@ -146,7 +146,7 @@ class EventLog:
 # --- lines -----------------------------------------------------------------------------------------------------------
 
 
-def line_of(waiting: Waiting, run: str = "") -> str:
+def line_of(waiting: PendingRow, run: str = "") -> str:
     """A row as one line."""
     row = waiting.row
     facts = {name: _plain(name, value) for name, value in row.facts().items() if value is not None}

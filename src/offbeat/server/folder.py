@@ -17,16 +17,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from offbeat import method
 from offbeat.core.layout import Layout, Model
-from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.hosting.loading import identity
 from offbeat.hosting.task_host import TaskDescription
 from offbeat.hosting.task_process import TaskProcess
-from offbeat.protocol.plan import Plan
-from offbeat.protocol.scheduler import Scheduler
-from offbeat.server.run import ServedRun
+from offbeat.method import Method, method_of
+from offbeat.server.served_run import ServedRun
 from offbeat.settings import Settings
 from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import read_json
@@ -41,16 +38,6 @@ WORLD = (
     *("executor", "ray_address", "ray_gpus", "ray_results_max"),
 )
 """Settings of a simulated world: a real one brings its own."""
-
-
-@dataclass(frozen=True)
-class Method:
-    """How a run decides."""
-
-    rule: Rule
-    plan: Plan
-    scheduler: Scheduler
-    devices: int
 
 
 @dataclass(frozen=True)
@@ -77,28 +64,27 @@ def begin(path: Path, spec: str, settings: Settings, process: TaskProcess, x_0: 
             _refuse_another(path, x_0)
         facts = read_json(path / RUN)
         about = TaskDescription(**{**facts["about"], "metrics": tuple(facts["about"]["metrics"])})
-        return Begun(folder, facts["run"], about, method_of(settings, about))
+        return Begun(folder, facts["run"], about, served_method(settings, about))
     except BaseException:
         folder.close()
         raise
 
 
-def method_of(settings: Settings, about: TaskDescription) -> Method:
-    """Rule, plan and scheduler; what a server cannot do is refused."""
+def served_method(settings: Settings, about: TaskDescription) -> Method:
+    """The method of a served run; what a server cannot do is refused."""
     if about.refreshes:
         raise InvalidValue(
             f"batch_norm is {about.batch_norm!r}, which runs the task's code at every mixing; "
             "a server can do mix, keep_local and recompute"
         )
-    rule = method.rule_of(settings)
-    devices = method.devices_of(about, settings)
-    plan = method.plan_of(settings, rule, devices)
+    method = method_of(settings, about)
+    plan = method.plan
     if plan.bad_updates_max is None:
         plan = replace(plan, bad_updates_max=BAD_UPDATES_MAX)
     if plan.target is not None and about.metrics and plan.target.metric not in about.metrics:
         known = ", ".join(about.metrics)
         raise InvalidValue(f"target is {plan.target} but the task's metrics are {known}; the run would never end")
-    return Method(rule, plan, method.scheduler_of(about, settings, rule, devices), devices)
+    return replace(method, plan=plan)
 
 
 def _refuse_lost(path: Path) -> None:
@@ -120,12 +106,12 @@ def _first(path: Path, settings: Settings, process: TaskProcess, x_0: Path | Non
     _tidy(path)
     try:
         about = process.about()
-        chosen = method_of(settings, about)
+        method = served_method(settings, about)
         layout = process.initial(settings.seed, path / X_0)
         model = _model(x_0 or path / X_0, layout)
         facts: dict[str, Any] = {"run": secrets.token_hex(8), "about": asdict(about)}
         disk.write_whole(path / RUN, [json.dumps(facts, indent=2).encode()])
-        ServedRun.begin(path, model, chosen.rule, chosen.plan, chosen.scheduler, seed=settings.seed, disk=disk)
+        ServedRun.begin(path, model, method, disk)
     except BaseException:
         _tidy(path)
         (path / "settings.json").unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 Rules kept here:
 - It never decides: it applies recorded coefficients to the update that lies on the disk, in the order of the decisions.
-- Several that wait are mixed in one pass over memory, into a fresh buffer: whoever reads an older version goes on.
+- Several that wait are mixed in one pass over memory, into a fresh buffer: readers of older versions go on.
 - Updates are read from their files a few megabytes at a time: eight large ones are never in memory at once.
 - Of the versions that one pass makes, the newest can be read; the others were never there.
 """
@@ -17,10 +17,10 @@ from typing import NamedTuple
 from offbeat.core.kernel import Term, Updater
 from offbeat.core.layout import Model
 from offbeat.protocol.messages import MixUpdate, PublishVersion
-from offbeat.server.pool import Pool
+from offbeat.server.buffer_pool import BufferPool
 from offbeat.wire import unload
 
-Order = MixUpdate | PublishVersion
+MixOrder = MixUpdate | PublishVersion
 PASS_MAX = 8
 """Updates mixed in one pass: more gain nothing, and pulls would wait longer for a version."""
 
@@ -47,21 +47,24 @@ class Mixer:
         update_of: Callable[[int], Model],
         version_of: Callable[[int], Model],
         done: Callable[[Mixed | BaseException], None],
+        on_pass: Callable[[int, float], None] = lambda _updates, _seconds: None,
     ) -> None:
-        """`update_of` a task and `version_of` a tau give models; `done` hears of every pass, or of what went wrong."""
+        """`update_of` a task and `version_of` a tau give models.
+
+        `done` gets the result of every pass, or what went wrong; `on_pass` hears how many updates it mixed, and how
+        long it took. Both are called on the thread.
+        """
         self.w, self.x = w, x
-        self._updater, self._update_of, self._version_of, self._done = updater, update_of, version_of, done
-        self._pool = Pool(w.layout.size)
-        self.on_pass: Callable[[int, float], None] = lambda _updates, _seconds: None
-        """Hears of every pass on the thread: how many updates, how long."""
-        self._orders: SimpleQueue[Order | None] = SimpleQueue()
+        self._updater, self._update_of, self._version_of = updater, update_of, version_of
+        self._done, self._on_pass = done, on_pass
+        self._pool = BufferPool(w.layout.size)
+        self._orders: SimpleQueue[MixOrder | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._live, name="mixer", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
-    def put(self, order: Order) -> None:
+    def put(self, order: MixOrder) -> None:
         """Mix this after what was put before."""
         self._orders.put(order)
 
@@ -71,12 +74,12 @@ class Mixer:
         if self._thread.is_alive():
             self._thread.join()
 
-    def apply(self, orders: Sequence[Order]) -> Mixed:
+    def apply(self, orders: Sequence[MixOrder]) -> Mixed:
         """One pass."""
         decisions = [order.decision for order in orders if isinstance(order, MixUpdate)]
         if decisions:
             self.w = self._mixed([order for order in orders if isinstance(order, MixUpdate)])
-        published = [t for order in orders if (t := _publishes(order)) is not None]
+        published = [t for order in orders if (t := published_by(order)) is not None]
         if published:
             self.x = self.w
         return Mixed(tuple(d.sequence for d in decisions), published[-1] if published else None, self.w, self.x)
@@ -95,7 +98,7 @@ class Mixer:
         return Model(self.w.layout, out, {n: array.copy() for n, array in newest.carried.items()}).freeze()
 
     def _live(self) -> None:
-        waiting: deque[Order] = deque()
+        waiting: deque[MixOrder] = deque()
         more = True
         while more or waiting:
             more = more and self._take(waiting)
@@ -108,13 +111,13 @@ class Mixer:
                 self._done(error)
                 return
 
-    def _timed(self, orders: Sequence[Order]) -> Mixed:
+    def _timed(self, orders: Sequence[MixOrder]) -> Mixed:
         begun = perf_counter()
         mixed = self.apply(orders)
-        self.on_pass(len(mixed.sequences), perf_counter() - begun)
+        self._on_pass(len(mixed.sequences), perf_counter() - begun)
         return mixed
 
-    def _take(self, waiting: deque[Order]) -> bool:
+    def _take(self, waiting: deque[MixOrder]) -> bool:
         """Take what is there, and wait for it where nothing is; False when nothing more will come."""
         while not waiting or (len(waiting) < PASS_MAX and not self._orders.empty()):
             order = self._orders.get()
@@ -124,14 +127,15 @@ class Mixer:
         return True
 
 
-def next_pass(waiting: deque[Order]) -> list[Order]:
+def next_pass(waiting: deque[MixOrder]) -> list[MixOrder]:
     """The orders of the next pass, taken out: up to the last that publishes, so that w is that version after it."""
     count = min(len(waiting), PASS_MAX)
-    last = max((i for i in range(count) if _publishes(waiting[i]) is not None), default=count - 1)
+    last = max((i for i in range(count) if published_by(waiting[i]) is not None), default=count - 1)
     return [waiting.popleft() for _ in range(last + 1)]
 
 
-def _publishes(order: Order) -> int | None:
+def published_by(order: MixOrder) -> int | None:
+    """The version that is published when this order is done, if one is."""
     if isinstance(order, PublishVersion):
         return order.t
     return order.decision.t if order.decision.mix is not None and order.decision.mix.publish else None

@@ -1,8 +1,8 @@
-"""Owns what is believed of a proxy's words about those whom it speaks for.
+"""Owns which of a proxy's headers about the client are believed.
 
 Rules kept here:
-- Only a proxy on this machine is believed, and only where the settings say that there is one: else whoever connects
-  could say to be anybody.
+- Only a proxy on this machine is believed, and only where the settings say that there is one: else every client could
+  claim any address.
 - Of several addresses the last counts, which that proxy added itself; those before it were told to it.
 """
 
@@ -15,7 +15,7 @@ FORWARDED_PROTO = "X-Forwarded-Proto"
 
 
 def address_of(request: web.Request, *, behind_proxy: bool) -> str:
-    """From where this comes."""
+    """The address of the client."""
     remote = request.remote or ""
     if not (behind_proxy and _is_loopback(remote)):
         return remote
@@ -24,7 +24,7 @@ def address_of(request: web.Request, *, behind_proxy: bool) -> str:
 
 
 def over_tls(request: web.Request) -> bool:
-    """Does whoever asked speak TLS, if only to a proxy? A lie harms nobody but the liar, so everybody is believed."""
+    """Does the client speak TLS, if only to a proxy? A client that lies harms only itself, so all are believed."""
     return request.secure or request.headers.get(FORWARDED_PROTO, "").lower() == "https"
 
 

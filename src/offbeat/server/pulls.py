@@ -1,21 +1,20 @@
 """Owns how versions are read: from the one buffer in memory that the mixer made, in slices, never in its way.
 
 Rules kept here:
-- A version never changes, so its ETag is the run and its epoch. Whoever has it from an address that names the run may
-  keep it for ever; the short address means another version when another run is served, so whoever keeps that asks.
+- A version never changes, so its ETag is the run and its epoch. Under an address that names the run it may be kept for
+  ever; the short address means another version when another run is served, so a kept copy must be validated.
 - A slow reader holds one version and nothing else. Where too many versions are held, the readers of the oldest are cut
   off; they come back, hear that it is gone, and are leased the newest.
 """
 
-import asyncio
-from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 
 from aiohttp import web
 
 from offbeat.core.layout import Model
+from offbeat.server.context import NUMBER_DIGITS_MAX, ServerContext, context_of, hello
 from offbeat.server.refusals import Refusal
-from offbeat.server.service import NUMBER_DIGITS_MAX, Service, hello, service_of
 from offbeat.wire import body_of
 
 SLICE = 1 << 20
@@ -24,62 +23,37 @@ ASK_FIRST = "no-cache"
 """It may be kept, but not used without asking, by its ETag, whether it is still what is meant."""
 
 
-class Readers:
-    """Who reads which version, so that they can be cut off."""
-
-    def __init__(self) -> None:
-        self._of: defaultdict[int, set[asyncio.Transport]] = defaultdict(set)
-
-    def add(self, t: int, transport: asyncio.Transport) -> None:
-        """One more."""
-        self._of[t].add(transport)
-
-    def remove(self, t: int, transport: asyncio.Transport) -> None:
-        """One less."""
-        self._of[t].discard(transport)
-        if not self._of[t]:
-            del self._of[t]
-
-    def cut(self, t: int) -> None:
-        """End all pulls of this version."""
-        for transport in list(self._of.get(t, ())):
-            transport.abort()
-
-
-READERS = web.AppKey("readers", Readers)
-
-
 def address_of(run: str, t: int) -> str:
-    """Where a version is, for whoever may keep it for ever."""
+    """The address under which a version may be kept for ever."""
     return f"/v1/runs/{run}/models/{t}"
 
 
 async def pull(request: web.Request) -> web.StreamResponse:
-    """A version of whichever run is served, whole or from some byte on."""
-    service, text = service_of(request), request.match_info["t"]
-    t = service.run.coordinator.t if text == "latest" else _epoch(service, text)
+    """A version of the run that is served now, whole or from some byte on."""
+    context, text = context_of(request), request.match_info["t"]
+    t = context.run.coordinator.t if text == "latest" else _epoch(context, text)
     return await _pulled(request, t, ASK_FIRST)
 
 
 async def pull_of_run(request: web.Request) -> web.StreamResponse:
     """A version of this run and of no other: it may be kept for ever."""
-    service, run = service_of(request), request.match_info["run"]
-    if run != service.run_id:
+    context, run = context_of(request), request.match_info["run"]
+    if run != context.run_id:
         do = "Ask for a task again: its lease says where its model is."
-        raise Refusal("not_found", f"run {service.run_id} is served here, and not {run[:40]!r}", do=do)
-    return await _pulled(request, _epoch(service, request.match_info["t"]), FOR_EVER)
+        raise Refusal("not_found", f"run {context.run_id} is served here, and not {run[:40]!r}", do=do)
+    return await _pulled(request, _epoch(context, request.match_info["t"]), FOR_EVER)
 
 
 async def allowed(_request: web.Request) -> web.Response:
-    """For a cache in front: whoever gets here may read models."""
+    """For a cache in front of the server: a request that gets here may read models."""
     return web.Response(status=204)
 
 
 async def _pulled(request: web.Request, t: int, lifetime: str) -> web.StreamResponse:
-    service = service_of(request)
+    context = context_of(request)
     headers = {
         **hello(),
-        "ETag": f'"{service.run_id}-{t}"',
+        "ETag": f'"{context.run_id}-{t}"',
         "Accept-Ranges": "bytes",
         "Cache-Control": lifetime,
         "Offbeat-Epoch": str(t),
@@ -87,17 +61,19 @@ async def _pulled(request: web.Request, t: int, lifetime: str) -> web.StreamResp
     known = request.headers.get("If-None-Match", "")
     if headers["ETag"] in known or known == "*":
         return web.Response(status=304, headers=headers)
-    model = service.run.versions.begin_read(t)
-    if model is None:
-        raise Refusal("gone", f"version {t} is gone; the newest is {service.run.coordinator.t}")
-    try:
-        return await _send(request, t, model, headers)
-    finally:
-        service.run.versions.end_read(t)
+    with context.run.versions.reading(t, lambda: _cut_off(request)) as model:
+        if model is None:
+            raise Refusal("gone", f"version {t} is gone; the newest is {context.run.coordinator.t}")
+        return await _send(request, model, headers)
 
 
-def _epoch(service: Service, text: str) -> int:
-    newest = service.run.coordinator.t
+def _cut_off(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def _epoch(context: ServerContext, text: str) -> int:
+    newest = context.run.coordinator.t
     if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX):
         raise Refusal("bad_request", f"an epoch is a whole number, or latest at /v1/models/latest, not {text[:40]!r}")
     if int(text) > newest:
@@ -105,8 +81,8 @@ def _epoch(service: Service, text: str) -> int:
     return int(text)
 
 
-async def _send(request: web.Request, t: int, model: Model, headers: dict[str, str]) -> web.StreamResponse:
-    parts = [memoryview(service_of(request).run.versions.header), *body_of(model)]
+async def _send(request: web.Request, model: Model, headers: dict[str, str]) -> web.StreamResponse:
+    parts = [memoryview(context_of(request).run.versions.header), *body_of(model)]
     size = sum(len(part) for part in parts)
     begin, end = _range(request, size, headers["ETag"])
     whole = (begin, end) == (0, size)
@@ -114,20 +90,12 @@ async def _send(request: web.Request, t: int, model: Model, headers: dict[str, s
     response.content_type, response.content_length = "application/octet-stream", end - begin
     if not whole:
         response.headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
-    readers, transport = request.app[READERS], request.transport
     await response.prepare(request)
-    if transport is None:
-        return response
-    readers.add(t, transport)
-    try:
+    with suppress(ConnectionError):  # the reader went away, or was cut off
         for piece in _slices(parts, begin, end):
             await response.write(piece)
-            service_of(request).metrics.sent(len(piece))
+            context_of(request).metrics.sent(len(piece))
         await response.write_eof()
-    except ConnectionError:  # it went away, or was cut off: nothing to tell anybody
-        pass
-    finally:
-        readers.remove(t, transport)
     return response
 
 

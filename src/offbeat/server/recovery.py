@@ -3,29 +3,27 @@
 Rules kept here:
 - Decisions are redone with the coefficients that were recorded; nothing about them is computed anew.
 - The coordinator is led through the recorded events, so leases, queue, scheduler and random choices are as they were.
-- An acknowledged update whose file is damaged is data loss: the run does not start until somebody decides about it.
+- An acknowledged update whose file is damaged is data loss: the run does not start until an operator decides about it.
+- Only what came after the checkpoint is read, and the decisions before it whose answers are still remembered.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import NamedTuple
 
-from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue, InvariantBroken, OffbeatError
+from offbeat.method import Method
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Command, Decision, Event, MixUpdate, PublishVersion, UpdateMixed, VersionPublished
-from offbeat.protocol.plan import Plan
-from offbeat.protocol.scheduler import Scheduler
-from offbeat.protocol.snapshot import restored
-from offbeat.server.checkpoints import Checkpoint, Checkpoints
-from offbeat.server.mixer import Mixer, Order
-from offbeat.server.updates import Updates
+from offbeat.server.mixer import Mixer, MixOrder, published_by
+from offbeat.server.update_store import UpdateStore
+from offbeat.storage.checkpoints import Checkpoint, Checkpoints
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import as_arrival, as_decision, as_event
 from offbeat.wire import BadPayload
 
 
-class Lost(OffbeatError):
+class UpdateLost(OffbeatError):
     """An acknowledged update cannot be redone."""
 
     def __init__(self, decision: Decision, path: object, why: str) -> None:
@@ -38,71 +36,73 @@ class Lost(OffbeatError):
 
 
 class Recovered(NamedTuple):
-    """A run as it stood."""
+    """A run as it stood when it was last on the disk."""
 
     coordinator: Coordinator
     mixer: Mixer
-    waiting: list[Order]
+    waiting: list[MixOrder]
     """Decided on and not mixed yet."""
     lost: list[Decision]
     """Acknowledged updates that were dropped just now, because they are damaged."""
 
 
+def recover(
+    checkpoints: Checkpoints,
+    ledger: Ledger,
+    updates: UpdateStore,
+    method: Method,
+    mixer_of: Callable[[Checkpoint], Mixer],
+    *,
+    drop_damaged: bool = False,
+) -> Recovered:
+    """Redo the run from the newest checkpoint that is whole."""
+    checkpoint = checkpoints.newest()
+    decided = ledger.latest_decisions(method.plan.answers_kept, checkpoint.mark)
+    redo = Redo(method.restored(checkpoint.state, decided), mixer_of(checkpoint), updates, ledger, checkpoint.mark)
+    redo.run(drop_damaged=drop_damaged)
+    checkpoints.remove_after(checkpoint.mark)
+    return Recovered(redo.coordinator, redo.mixer, list(redo.waiting), redo.lost)
+
+
 class Redo:
-    """Leads a run from a checkpoint through the ledger."""
+    """Leads a coordinator and a mixer through the rows after a mark of the ledger."""
 
-    def __init__(
-        self, checkpoint: Checkpoint, coordinator: Coordinator, mixer: Mixer, updates: Updates, dropped: Collection[int]
-    ) -> None:
-        """`dropped` are the decisions that are known to be lost."""
-        self.checkpoint, self.coordinator, self.mixer, self.updates = checkpoint, coordinator, mixer, updates
-        self.dropped, self.lost = set(dropped), list[Decision]()
-        self.ledger: Ledger
-        self._waiting: deque[Order] = deque()
+    def __init__(self, coordinator: Coordinator, mixer: Mixer, updates: UpdateStore, ledger: Ledger, mark: int) -> None:
+        self.coordinator, self.mixer, self.updates, self.ledger, self.mark = coordinator, mixer, updates, ledger, mark
+        self.lost: list[Decision] = []
+        unmixed = ledger.latest_applied(coordinator.queued, coordinator.judge.decisions)
+        self.waiting: deque[MixOrder] = deque(map(MixUpdate, unmixed))
+        self._recorded = {d.sequence: d for d in map(as_decision, ledger.rows("decided", after=mark))}
+        self._dropped = {row.decision for row in ledger.rows("lost")}
 
-    def through(self, ledger: Ledger, *, drop_damaged: bool) -> list[Order]:
-        """Redo everything after the checkpoint; answers what is decided on and not mixed."""
-        self.ledger = ledger
-        recorded = {d.sequence: d for d in map(as_decision, ledger.rows("decided")) if d.mix is not None}
-        self._waiting.extend(self._unmixed_then(recorded))
-        for row in ledger.rows(after=self.checkpoint.mark):
+    def run(self, *, drop_damaged: bool) -> None:
+        for row in self.ledger.rows(after=self.mark):
             event = as_event(row)
             if event is not None:
-                self._redo(event, recorded, drop_damaged=drop_damaged)
-        return list(self._waiting)
+                self._redo(event, drop_damaged=drop_damaged)
 
-    def _unmixed_then(self, recorded: dict[int, Decision]) -> list[Order]:
-        """What was decided on and not mixed at the checkpoint: the newest applied decisions that it knew of."""
-        c = self.coordinator
-        known = [d for sequence, d in sorted(recorded.items()) if sequence <= c.judge.decisions]
-        return [MixUpdate(decision) for decision in known[len(known) - c.queued :]]
-
-    def _redo(self, event: Event, recorded: dict[int, Decision], *, drop_damaged: bool) -> None:
+    def _redo(self, event: Event, *, drop_damaged: bool) -> None:
         if isinstance(event, VersionPublished):
-            while self.mixer_stands_before(event.t):
+            while any(published_by(order) == event.t for order in self.waiting):
                 self._mix_next(drop_damaged=drop_damaged)
         elif isinstance(event, UpdateMixed):
-            while self._waiting and _sequence(self._waiting[0]) <= event.sequence:
+            while self.waiting and _sequence(self.waiting[0]) <= event.sequence:
                 self._mix_next(drop_damaged=drop_damaged)
         for command in self.coordinator.handle(event):
-            self._note(command, recorded)
+            self._note(command)
 
-    def mixer_stands_before(self, t: int) -> bool:
-        """Is the order that publishes this version still waiting?"""
-        return any(_version(order) == t for order in self._waiting)
-
-    def _note(self, command: Command, recorded: dict[int, Decision]) -> None:
+    def _note(self, command: Command) -> None:
         if isinstance(command, MixUpdate):
-            decision = recorded.get(command.decision.sequence)
-            if decision is None or decision.lease.task != command.decision.lease.task:
+            decision = self._recorded.get(command.decision.sequence)
+            if decision is None or decision.mix is None or decision.lease.task != command.decision.lease.task:
                 raise InvariantBroken(f"the ledger does not hold decision {command.decision.sequence}: {command}")
-            self._waiting.append(MixUpdate(decision))
+            self.waiting.append(MixUpdate(decision))
         elif isinstance(command, PublishVersion):
-            self._waiting.append(command)
+            self.waiting.append(command)
 
     def _mix_next(self, *, drop_damaged: bool) -> None:
-        order = self._waiting.popleft()
-        if isinstance(order, MixUpdate) and order.decision.sequence in self.dropped:
+        order = self.waiting.popleft()
+        if isinstance(order, MixUpdate) and order.decision.sequence in self._dropped:
             self._publish_without(order)
             return
         try:
@@ -112,11 +112,11 @@ class Redo:
             if not isinstance(order, MixUpdate):
                 raise
             if not drop_damaged:
-                raise Lost(order.decision, self.updates.whole(order.decision.lease.task), str(error)) from error
+                raise UpdateLost(order.decision, self.updates.whole(order.decision.lease.task), str(error)) from error
             self.lost.append(order.decision)
             self._publish_without(order)
 
-    def _check(self, order: Order) -> None:
+    def _check(self, order: MixOrder) -> None:
         """Are these the bytes that were acknowledged?"""
         if isinstance(order, MixUpdate):
             task = order.decision.lease.task
@@ -125,40 +125,9 @@ class Redo:
                 raise BadPayload("its contents are not those that were acknowledged")
 
     def _publish_without(self, order: MixUpdate) -> None:
-        if order.decision.mix is not None and order.decision.mix.publish:
+        if published_by(order) is not None:
             self.mixer.apply([PublishVersion(order.decision.t)])
 
 
-def recover(
-    checkpoints: Checkpoints,
-    ledger: Ledger,
-    updates: Updates,
-    rule: Rule,
-    plan: Plan,
-    scheduler: Scheduler,
-    mixer_of: Callable[[Checkpoint], Mixer],
-    *,
-    seed: int,
-    dropped: Collection[int] = (),
-    drop_damaged: bool = False,
-) -> Recovered:
-    """The run as it stood when it was last on the disk, from the newest checkpoint that is whole."""
-    for checkpoint in checkpoints.usable():
-        decided = (as_decision(row) for row in ledger.rows("decided") if row.sequence <= checkpoint.mark)
-        coordinator = restored(checkpoint.state, rule, plan, scheduler, seed=seed, decided=decided)
-        mixer = mixer_of(checkpoint)
-        redo = Redo(checkpoint, coordinator, mixer, updates, dropped)
-        waiting = redo.through(ledger, drop_damaged=drop_damaged)
-        checkpoints.remove_after(checkpoint.mark)
-        return Recovered(coordinator, mixer, waiting, redo.lost)
-    raise OffbeatError(f"{checkpoints.path} holds no checkpoint that can be read; restore one from a copy")
-
-
-def _sequence(order: Order) -> float:
+def _sequence(order: MixOrder) -> int:
     return order.decision.sequence if isinstance(order, MixUpdate) else -1
-
-
-def _version(order: Order) -> int | None:
-    if isinstance(order, PublishVersion):
-        return order.t
-    return order.decision.t if order.decision.mix is not None and order.decision.mix.publish else None

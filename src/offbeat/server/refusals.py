@@ -1,6 +1,7 @@
 """Owns how the server says no: a status, a word that programs can rely on, a sentence, and what to do next.
 
-Every refusal of the API is made here and listed in docs/operations.md.
+Every refusal of the API is made here and listed in docs/operations.md. A push that is not applied is refused with the
+word of its outcome.
 """
 
 import json
@@ -11,15 +12,11 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from offbeat.protocol.messages import Outcome
-
 SPREAD = 1.0
-"""Of those who are told to come back, the last comes after 1 + this times the wait: so they do not all come at once."""
+"""A wait is lengthened by a random part of up to this many times itself, so that clients do not all come at once."""
 
 
 class Kind(NamedTuple):
-    """One kind of refusal."""
-
     status: int
     do: str
 
@@ -61,17 +58,6 @@ KINDS: dict[str, Kind] = {
     "disk_full": Kind(507, "Push again after Retry-After seconds; somebody must make room on the server's disk."),
     "internal": Kind(500, "Try again; if it stays, look at the server's log."),
 }
-OUTCOMES: dict[Outcome, str] = {
-    Outcome.TOO_STALE: "too_stale",
-    Outcome.NOT_FINITE: "not_finite",
-    Outcome.TOO_LARGE: "too_large",
-    Outcome.FINISHED: "finished",
-    Outcome.UNKNOWN_TASK: "unknown_task",
-    Outcome.NOT_YOURS: "not_yours",
-    Outcome.QUARANTINED: "quarantined",
-    Outcome.BUSY: "busy",
-}
-"""What became of a push, where it was not applied."""
 
 
 class Refusal(Exception):
@@ -93,11 +79,10 @@ class Refusal(Exception):
 
     @property
     def status(self) -> int:
-        """Of HTTP."""
         return KINDS[self.error].status
 
     def response(self) -> web.Response:
-        """As JSON; whoever is to come back is told when, each a little differently."""
+        """As JSON; clients that are to come back are told when, each a little differently."""
         body: dict[str, Any] = {"error": self.error, "message": self.message, "do": KINDS[self.error].do, **self.facts}
         headers = dict(self.headers)
         if self.retry_after_s is not None:
@@ -107,13 +92,12 @@ class Refusal(Exception):
 
 
 def answer(body: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """A JSON object."""
     text = json.dumps(body, allow_nan=False)
     return web.Response(text=text, status=status, headers=headers, content_type="application/json")
 
 
 def of_http(error: web.HTTPException) -> Refusal:
-    """What aiohttp refuses by itself, in our words."""
+    """What aiohttp refuses by itself, as a refusal of the API."""
     words = {404: "not_found", 405: "method_not_allowed", 411: "length_required", 413: "too_long", 415: "media_type"}
     kept = {name: value for name, value in error.headers.items() if name == "Allow"}
     return Refusal(words.get(error.status, "bad_request"), error.text or error.reason, headers=kept)

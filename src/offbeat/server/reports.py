@@ -3,8 +3,8 @@
 Rules kept here:
 - A report belongs to its tau; those of `every` epochs make one bucket, and its means weigh every sample alike.
 - A bucket is given out once, when the versions that its reports are about are well past. Later ones are too late.
-- What does not count is counted: late reports, values that are not finite, names and buckets beyond the limits.
-- Nothing is believed to be small: buckets and names are limited, and a mean takes no more memory than its name.
+- Late reports, values that are not finite, and names and buckets beyond the limits are dropped and counted.
+- Memory is bounded: buckets and names are limited, and a mean takes no more memory than its name.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class Mean:
     samples: int = 0
 
     def add(self, value: float, samples: int) -> None:
-        """One more value, of so many samples."""
+        """Add a value that was measured on this many samples."""
         self.samples += samples
         share = samples / self.samples
         low, high = (value, value) if share == 1.0 else sorted((self.value, value))
@@ -83,7 +83,7 @@ class Reports:
         self._finished = False
 
     def add(self, tau: int, samples: int, metrics: Mapping[str, float]) -> None:
-        """What a worker measured of x_tau on so many samples; nothing measured is no report."""
+        """Add what a worker measured of x_tau on its samples; empty metrics are no report."""
         if tau < 0 or samples < 1:
             raise InvalidValue(f"a report of tau {tau} on {samples} samples; tau must be >= 0, and samples >= 1")
         if not metrics:
@@ -102,7 +102,7 @@ class Reports:
         return self._given([number for number in self._buckets if number < self._open_from])
 
     def finish(self) -> Due:
-        """The run is over: the means of whatever is left."""
+        """The run is over: the means of the buckets that are left."""
         self._finished = True
         return self._given(list(self._buckets))
 

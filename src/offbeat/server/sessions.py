@@ -20,7 +20,7 @@ SECRET_BYTES = 24
 
 
 @dataclass(slots=True)
-class Session:
+class WorkerSession:
     """A worker that has joined."""
 
     worker: int
@@ -35,11 +35,11 @@ class Session:
     """When it last sent anything, on the machine's clock."""
 
 
-class Sessions:
+class WorkerSessions:
     """All workers that ever joined a run."""
 
     def __init__(self, history: Iterable[WorkerJoined | WorkerLeft] = ()) -> None:
-        self._of: dict[int, Session] = {}
+        self._of: dict[int, WorkerSession] = {}
         self._number: dict[str, int] = {}
         self._next = 0
         self._on: Counter[int] = Counter()
@@ -54,28 +54,28 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._of)
 
-    def all(self) -> list[Session]:
+    def all(self) -> list[WorkerSession]:
         """In the order in which they first joined."""
         return list(self._of.values())
 
-    def known(self, name: str) -> Session | None:
+    def known(self, name: str) -> WorkerSession | None:
         """The worker of this name."""
         number = self._number.get(name)
         return None if number is None else self._of.get(number)
 
-    def of(self, worker: int) -> Session | None:
+    def of(self, worker: int) -> WorkerSession | None:
         """The worker of this number."""
         return self._of.get(worker)
 
     def number(self, name: str) -> int:
-        """The number of this name, or the next one, which is its own from now on, whatever becomes of its joining."""
+        """The number of this name, or the next free one, which it keeps even if it does not join after all."""
         if name not in self._number:
             self._number[name] = self._next
             self._next += 1
         return self._number[name]
 
     def device(self, name: str, devices: int) -> int:
-        """A device for a worker that has no word in it: its own of before, else one that nobody has."""
+        """A device for a worker that did not choose: the one it had before, else one that no other worker has."""
         known = self.known(name)
         if known is not None:
             return known.device
@@ -85,13 +85,13 @@ class Sessions:
         self._free = free
         return free if free < devices else len(self._of) % devices
 
-    def take(self, event: WorkerJoined) -> Session:
+    def take(self, event: WorkerJoined) -> WorkerSession:
         """A worker joined, or joined again."""
         before = self._of.get(event.worker)
         if before is not None:
             self._on[before.device] -= 1
             self._free = min(self._free, before.device)
-        session = Session(event.worker, event.name, event.device, event.session)
+        session = WorkerSession(event.worker, event.name, event.device, event.session)
         self._of[event.worker], self._number[event.name] = session, event.worker
         self._next = max(self._next, event.worker + 1)
         self._on[event.device] += 1
@@ -102,28 +102,21 @@ class Sessions:
         if worker in self._of:
             self._of[worker].digest = ""
 
-    def check(self, worker: int, secret: str) -> Session | None:
-        """The session, if the secret is its own."""
-        session = self._of.get(worker)
-        if session is None or not session.digest:
-            return None
-        return session if hmac.compare_digest(session.digest, digest_of(secret)) else None
-
     def was_replaced(self, secret: str) -> bool:
-        """Is this the secret of a worker that has another one now? Whoever can say so need not be believed."""
+        """Does this secret name a worker that has another one now? It need not be genuine: only the refusal differs."""
+        return self._named_in(secret) is not None and self.find(secret) is None
+
+    def find(self, secret: str) -> WorkerSession | None:
+        """The session with this secret."""
+        session = self._named_in(secret)
+        return session if session is not None and hmac.compare_digest(session.digest, digest_of(secret)) else None
+
+    def _named_in(self, secret: str) -> WorkerSession | None:
+        """The worker whose number a secret begins with, unless it has left."""
         number, _, _ = secret.partition("-")
         plain = number.isascii() and number.isdecimal() and len(number) < SECRET_BYTES
         session = self._of.get(int(number)) if plain else None
-        return session is not None and bool(session.digest) and self.find(secret) is None
-
-    def find(self, secret: str) -> Session | None:
-        """The session with this secret, which names its worker."""
-        number, _, _ = secret.partition("-")
-        return (
-            self.check(int(number), secret)
-            if number.isascii() and number.isdecimal() and len(number) < SECRET_BYTES
-            else None
-        )
+        return session if session is not None and session.digest else None
 
 
 def new_secret(worker: int) -> str:

@@ -58,26 +58,26 @@ class ServerSettings:
 
     @property
     def private(self) -> bool:
-        """Can nobody come from beyond this machine, not even through a proxy?"""
+        """Can no request come from another machine, not even through a proxy?"""
         return self.on_loopback and not self.behind_proxy
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """Who may come in, and over what: made by `offbeat init`."""
+class AccessSettings:
+    """Who may connect, and over what; `offbeat init` makes the folder."""
 
-    access: Path | None = None
+    folder: Path | None = None
     """The folder with certificates and tokens; without it everybody who can connect may do everything."""
     insecure: bool = False
 
     def check(self, settings: ServerSettings) -> None:
         """Refuse to be open to a network by accident."""
-        if self.access is None and settings.behind_proxy and not self.insecure:
+        if self.folder is None and settings.behind_proxy and not self.insecure:
             raise InvalidValue(
-                "behind_proxy opens this server to whoever reaches the proxy: run `offbeat init DIR` once and give "
-                "--access DIR for TLS and tokens, or say --insecure if the network itself is safe"
+                "behind_proxy opens this server to everybody who reaches the proxy: run `offbeat init DIR` once and "
+                "give --access DIR for TLS and tokens, or say --insecure if the network itself is safe"
             )
-        if self.access is None and not settings.on_loopback and not self.insecure:
+        if self.folder is None and not settings.on_loopback and not self.insecure:
             raise InvalidValue(
                 f"host {settings.host} can be reached from other machines: run `offbeat init DIR` once and give "
                 "--access DIR for TLS and tokens, or say --insecure if the network itself is safe"

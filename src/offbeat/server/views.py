@@ -10,8 +10,8 @@ from aiohttp import web
 
 from offbeat.errors import MissingExtra
 from offbeat.protocol.coordinator import Coordinator
+from offbeat.server.context import NUMBER_DIGITS_MAX, PROTOCOL, VERSION, ServerContext, context_of, hello
 from offbeat.server.refusals import Refusal, answer
-from offbeat.server.service import NUMBER_DIGITS_MAX, PROTOCOL, VERSION, Service, hello, service_of
 from offbeat.storage.json_file import number, plain
 from offbeat.storage.ledger import CHATTER, Ledger
 from offbeat.storage.rows import Row
@@ -23,13 +23,13 @@ API = "openapi.json"
 
 async def status(request: web.Request) -> web.Response:
     """Where the run stands."""
-    return answer(await status_of(service_of(request)))
+    return answer(await status_of(context_of(request)))
 
 
-async def status_of(service: Service) -> dict[str, Any]:
+async def status_of(service: ServerContext) -> dict[str, Any]:
     """Likewise, as an object; while the ledger cannot be written, as it was before."""
     run = service.run
-    facts: dict[str, Any] = counts(run.coordinator) if run.hub.trouble is not None else await service.desk.ask(counts)
+    facts: dict[str, Any] = counts(run.coordinator) if run.driver.trouble is not None else await service.ask(counts)
     facts |= {
         "staleness_mean": run.staleness.mean,
         "staleness_largest": run.staleness.largest,
@@ -37,10 +37,10 @@ async def status_of(service: Service) -> dict[str, Any]:
         "task": service.task,
         "devices": service.devices,
         "workers": sum(1 for session in service.sessions.all() if session.digest),
-        "waiting": len(service.desk),
+        "waiting": len(service.long_poll),
         "disk_bytes": await service.off_loop(run.disk_bytes),
         "disk_bytes_max": service.limits.updates_bytes_max,
-        "trouble": run.hub.trouble or service.trouble,
+        "trouble": run.driver.trouble or service.trouble,
         "version": VERSION,
     }
     return dict(plain(facts))
@@ -69,8 +69,8 @@ def counts(c: Coordinator) -> dict[str, Any]:
 
 async def workers(request: web.Request) -> web.Response:
     """Who has joined, and what they do."""
-    service = service_of(request)
-    found = await service.desk.ask(lambda c: [_worker(c, session) for session in service.sessions.all()])
+    service = context_of(request)
+    found = await service.ask(lambda c: [_worker(c, session) for session in service.sessions.all()])
     return answer({"workers": found})
 
 
@@ -92,9 +92,9 @@ def _worker(c: Coordinator, session: Any) -> dict[str, Any]:
 
 async def health(request: web.Request) -> web.Response:
     """Alive?"""
-    service = service_of(request)
-    if service.run.hub.failure is not None:
-        raise Refusal("not_now", f"the server has failed: {service.run.hub.failure}", retry_after_s=5)
+    service = context_of(request)
+    if service.run.driver.failure is not None:
+        raise Refusal("not_now", f"the server has failed: {service.run.driver.failure}", retry_after_s=5)
     state = "finished" if service.finished else "running"
     return answer({"state": state, "version": VERSION, "protocol": PROTOCOL})
 
@@ -110,7 +110,7 @@ async def api(_request: web.Request) -> web.Response:
 
 async def metrics(request: web.Request) -> web.Response:
     """For Prometheus."""
-    service = service_of(request)
+    service = context_of(request)
     if service.tokens is None and not service.limits.private:
         do = "Start the server with --access (see `offbeat init`), and scrape with a viewer's token."
         raise Refusal("not_allowed", "without tokens, metrics are shown on loopback only", do=do)
@@ -127,7 +127,7 @@ async def metrics(request: web.Request) -> web.Response:
 
 async def events(request: web.Request) -> web.StreamResponse:
     """What happens, row by row of the ledger, as it is committed."""
-    service = service_of(request)
+    service = context_of(request)
     after, limit = _after(request), _limit(request)
     headers = {**hello(), "Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
     response = web.StreamResponse(headers=headers)
@@ -142,10 +142,10 @@ async def events(request: web.Request) -> web.StreamResponse:
 
 
 async def _follow(
-    service: Service, ledger: Ledger, response: web.StreamResponse, after: int, limit: int | None
+    service: ServerContext, ledger: Ledger, response: web.StreamResponse, after: int, limit: int | None
 ) -> None:
     sent = 0
-    while not service.desk.stopping and (limit is None or sent < limit):
+    while not service.long_poll.stopping and (limit is None or sent < limit):
         committed = service.committed
         rows = await service.off_loop(lambda: list(ledger.rows(after=after, limit=EVENTS_AT_ONCE)))  # noqa: B023
         for row in rows[: None if limit is None else limit - sent]:

@@ -1,4 +1,4 @@
-"""Owns how a file comes to be: written aside, brought to the disk, renamed. Nobody ever sees half of one."""
+"""Owns how a file comes to be: written aside, brought to the disk, renamed. No reader ever sees half of one."""
 
 import os
 from collections.abc import Iterator

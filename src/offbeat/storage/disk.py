@@ -2,7 +2,7 @@
 
 Rules kept here:
 - A file's contents are on the disk after `sync`, its name (new, changed or gone) after `sync_folder`.
-- Whoever needs to survive a power cut goes through here; nothing here decides what that is.
+- What must survive a power cut is written through here; nothing here decides what that is.
 """
 
 import os
@@ -35,7 +35,7 @@ class Output:
         self.disk.synced(self.path)
 
     def close(self) -> None:
-        """Once is enough, twice does no harm."""
+        """A second time does nothing."""
         with suppress(OSError):
             os.close(self._descriptor)
         self._descriptor = -1
@@ -48,10 +48,10 @@ class Output:
 
 
 class Disk:
-    """The real disk; the methods in the past tense say what was done, for whoever watches."""
+    """The real disk; the methods in the past tense say what was done, for a subclass that watches."""
 
     def create(self, path: Path) -> Output:
-        """A new, empty file, whatever was there."""
+        """A new, empty file, in place of one that may be there."""
         output = Output(self, path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
         self.wrote(path)
         return output
@@ -70,7 +70,7 @@ class Disk:
         self.renamed(old, new)
 
     def remove(self, path: Path) -> None:
-        """A file that is gone already stays gone."""
+        """Remove a file; one that is gone already is no error."""
         path.unlink(missing_ok=True)
         self.removed(path)
 
@@ -104,7 +104,7 @@ class Disk:
             raise
         self.sync_folder(path.parent)
 
-    # --- for whoever watches -----------------------------------------------------------------------------------------
+    # --- for a subclass that watches --------------------------------------------------------------------------------
 
     def wrote(self, path: Path) -> None:
         """The contents of a file changed, in memory."""

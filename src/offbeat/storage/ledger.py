@@ -2,15 +2,15 @@
 
 Rules kept here:
 - Append-only. The one way back is `truncate_after`, with which a run returns to the moment of its checkpoint.
-- Rows wait in memory and are written many in one transaction; `flush` writes them now. Whoever reads sees all rows
-  up to the last transaction, also while another process writes (WAL).
+- Rows wait in memory and are written many in one transaction; `flush` writes them now. Readers see all rows up to the
+  last transaction, also while another process writes (WAL).
 - Not durable: what was flushed survives the death of the process, not a power cut. Durable: both.
 - One thread at a time uses a ledger, whichever that is.
 - A finished ledger is one file, readable also where nothing can be written.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
@@ -56,6 +56,9 @@ CREATE INDEX events_by_kind ON events (kind);
 CREATE INDEX events_by_task ON events (task) WHERE task IS NOT NULL;
 """
 
+Observer = Callable[[Sequence[NewRow], int, float], None]
+"""Hears which rows were committed, the sequence number of the last, and how long that took; must not block."""
+
 _INSERTS: dict[RowShape, str] = {}
 """The statement that writes a row of each shape, made when the first one is written."""
 
@@ -63,19 +66,20 @@ _INSERTS: dict[RowShape, str] = {}
 class Ledger:
     """The ledger of one run, open for writing or for reading only."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, *, read_only: bool) -> None:
+    def __init__(
+        self, path: Path, connection: sqlite3.Connection, *, read_only: bool, observers: Sequence[Observer] = ()
+    ) -> None:
         self.path, self.read_only = path, read_only
+        self._observers = observers
         self._connection = connection
         self.verbose = self._meta()["verbose"] == "1"
         self._events = EVENTS | VERBOSE if self.verbose else EVENTS
         self._waiting: list[NewRow] = []
-        self.on_commit: Callable[[], None] = lambda: None
-        """Hears that a transaction was committed."""
-        self.on_written: Callable[[list[NewRow], int, float], None] = lambda _rows, _last, _seconds: None
-        """Hears which rows were committed, the sequence number of the last, and how long that took; must not block."""
 
     @classmethod
-    def create(cls, path: Path, *, durable: bool = False, verbose: bool = False) -> Self:
+    def create(
+        cls, path: Path, *, durable: bool = False, verbose: bool = False, observers: Sequence[Observer] = ()
+    ) -> Self:
         """A new ledger where there is none.
 
         `TaskRequested`, `TimePassed` and `UpdateMixed` are as many as all others together and follow from them: only
@@ -87,10 +91,12 @@ class Ledger:
             _make(temporary, {"schema": str(SCHEMA), "verbose": str(int(verbose))})
             for suffix in ("-wal", "-shm", "-journal"):  # of a ledger that was here before: SQLite would replay them
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
-        return cls.open(path, durable=durable)
+        return cls.open(path, durable=durable, observers=observers)
 
     @classmethod
-    def open(cls, path: Path, *, durable: bool = False, read_only: bool = False) -> Self:
+    def open(
+        cls, path: Path, *, durable: bool = False, read_only: bool = False, observers: Sequence[Observer] = ()
+    ) -> Self:
         """A ledger that is there, to go on writing it or, while another process may do that, to read it."""
         if not path.is_file():
             raise InvalidValue(f"there is no ledger {path}; give the folder of a run")
@@ -99,7 +105,7 @@ class Ledger:
             if not read_only:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
-            return cls(path, connection, read_only=read_only)
+            return cls(path, connection, read_only=read_only, observers=observers)
         except sqlite3.Error as error:
             connection.close()
             raise InvalidValue(
@@ -125,7 +131,7 @@ class Ledger:
             self.flush()
 
     def record_lost(self, at: float, task: int, decision: int) -> None:
-        """An acknowledged update is damaged, and somebody has decided to go on without it."""
+        """An acknowledged update is damaged, and the operator has decided to go on without it."""
         self._waiting.append(lost_row(at, task, decision))
 
     def flush(self) -> None:
@@ -137,13 +143,13 @@ class Ledger:
             last = self._write(self._waiting)
         seconds = perf_counter() - begun
         written, self._waiting = self._waiting, []
-        self.on_commit()
-        self.on_written(written, last, seconds)
+        for observer in self._observers:
+            observer(written, last, seconds)
 
     def mark(self) -> int:
         """The sequence number of the newest row, which is flushed: a checkpoint keeps it for `truncate_after`."""
         self.flush()
-        return self._newest()
+        return self.newest()
 
     def truncate_after(self, sequence: int) -> None:
         """Forget everything that was recorded after this mark."""
@@ -174,9 +180,16 @@ class Ledger:
         return count, total or 0, largest or 0
 
     def latest_applied(self, count: int, until: int) -> list[Decision]:
-        """The last so many decisions up to this number that were applied."""
-        where = "kind = 'decided' AND keep IS NOT NULL AND decision <= ?"
-        query = f"SELECT * FROM events WHERE {where} ORDER BY decision DESC LIMIT ?"  # noqa: S608 (text of this file)
+        """The last `count` applied decisions whose number is at most `until`."""
+        return self._latest("keep IS NOT NULL AND decision <= ?", until, count)
+
+    def latest_decisions(self, count: int, until: int) -> list[Decision]:
+        """The last `count` decisions up to this row."""
+        return self._latest("sequence <= ?", until, count)
+
+    def _latest(self, which: str, until: int, count: int) -> list[Decision]:
+        where = f"kind = 'decided' AND {which}"
+        query = f"SELECT * FROM events WHERE {where} ORDER BY sequence DESC LIMIT ?"  # noqa: S608 (text of this file)
         return [as_decision(read(row)) for row in reversed(self._select(query, (until, count)))]
 
     def close(self) -> None:
@@ -185,7 +198,7 @@ class Ledger:
             self.flush()
         finally:
             self._waiting = []
-            with suppress(sqlite3.Error):  # closed before, or somebody reads: then its WAL stays beside it
+            with suppress(sqlite3.Error):  # closed before, or being read: then its WAL stays beside it
                 if not self.read_only:
                     self._connection.execute("PRAGMA busy_timeout = 0")
                     self._connection.execute("PRAGMA journal_mode = DELETE")
@@ -250,7 +263,7 @@ class Ledger:
 
     def _pages(self, asked: dict[str, Any], after: int, limit: int | None) -> Iterator[Row]:
         self.flush()
-        newest = self._newest()
+        newest = self.newest()
         where = " AND ".join(f"{name} = ?" for name in asked) + " AND " * bool(asked)
         query = f"SELECT * FROM events WHERE {where} sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?"  # noqa: S608
         while limit is None or limit > 0:
@@ -263,9 +276,6 @@ class Ledger:
 
     def newest(self) -> int:
         """The sequence number of the newest row that is written."""
-        return self._newest()
-
-    def _newest(self) -> int:
         return int(self._select("SELECT coalesce(max(sequence), 0) FROM events")[0][0])
 
     def _meta(self) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 Rules kept here:
 - The kernel holds the lock, so it ends with the process, however that ends.
-- The lock's file goes when the lock does; whoever then holds a file that is gone tries again.
+- The lock's file goes when the lock does; a process that then holds a file that is gone tries again.
 - Looking whether a lock is held takes it shared for an instant, and that never makes a writer fail.
 """
 
@@ -42,7 +42,6 @@ class Lock:
             os.close(descriptor)
 
     def release(self) -> None:
-        """Let go of it, once."""
         with suppress(OSError):
             self.path.unlink()
         os.close(self._descriptor)

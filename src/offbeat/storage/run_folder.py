@@ -152,7 +152,7 @@ def _there(path: Path) -> bool:
 
 
 def _prepared(path: Path, wanted: dict[str, Any], lock: Lock, *, reopen: bool) -> bool:
-    """Look again, now that nobody else writes; tidy up; write the settings. Is the run resumed?"""
+    """Look again, now that no other process writes; tidy up; write the settings. Is the run resumed?"""
     try:
         resumed = _resumable(path, wanted, reopen=reopen)
         for name in _leftovers(path):

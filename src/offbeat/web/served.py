@@ -8,7 +8,7 @@ from offbeat.web.app import mount, mount_nothing
 from offbeat.web.reading import Reading
 
 if TYPE_CHECKING:
-    from offbeat.server.life import Server
+    from offbeat.server.server import Server
 
 BY_HAND = "an administrator said so"
 WITHOUT_TOKENS = Refusal(
@@ -20,26 +20,26 @@ WITHOUT_TOKENS = Refusal(
 
 def furnish(server: "Server") -> None:
     """Add the page to a server that has not opened yet; all that it shows comes from the run's folder."""
-    if server.tokens is None and not server.order.limits.private:
+    if server.tokens is None and not server.options.limits.private:
         mount_nothing(server.app, WITHOUT_TOKENS)
         return
-    service = server.service
+    context = server.context
 
     async def act(what: str, worker: int) -> None:
-        if service.sessions.of(worker) is None:
+        if context.sessions.of(worker) is None:
             raise Refusal("not_found", f"there is no worker {worker}", do="Look at the list of workers.")
         if what == "readmit":
-            await service.desk.tell(lambda at: WorkerReadmitted(at, worker))
+            await context.tell(lambda at: WorkerReadmitted(at, worker))
         else:
-            await service.desk.tell(lambda at: WorkerBarred(at, worker, BY_HAND))
+            await context.tell(lambda at: WorkerBarred(at, worker, BY_HAND))
 
-    reading = Reading(server.order.folder, trouble=lambda: service.run.hub.trouble or service.trouble)
+    reading = Reading(server.options.folder, trouble=lambda: context.run.driver.trouble or context.trouble)
     mount(
         server.app,
         reading,
         tokens=server.tokens,
         tls=server.tls is not None,
-        behind_proxy=server.order.limits.behind_proxy,
+        behind_proxy=server.options.limits.behind_proxy,
         act=act,
-        committed=lambda: service.committed,
+        committed=lambda: context.committed,
     )

@@ -20,6 +20,7 @@ from offbeat.wire import BadPayload, HeaderReader, check_fit, header_of, mapped,
 
 PART, WHOLE = ".part", ".safetensors"
 HEADER_SLACK = 1 << 20
+NO_LIMIT = 1 << 62
 
 
 class DiskFull(OffbeatError):
@@ -30,11 +31,11 @@ class Upload:
     """One update on its way in; everything here blocks, so it runs off the event loop."""
 
     def __init__(
-        self, folder: "Updates", task: int, size: int, output: Output, digest: "hashlib._Hash", at: int
+        self, folder: "UpdateStore", task: int, size: int, output: Output, digest: "hashlib._Hash", at: int
     ) -> None:
         self.folder, self.task, self.size = folder, task, size
         self.at = at
-        """Bytes that are there."""
+        """Bytes that have come."""
         self._output, self._digest = output, digest
         self._head: HeaderReader | None = HeaderReader() if at == 0 else None
         folder.opened(task)
@@ -57,7 +58,7 @@ class Upload:
         self.at += len(data)
 
     def close(self) -> None:
-        """Leave it; what is there can be appended to, unless its room is needed."""
+        """Leave it; what has come can be appended to, unless its room is needed."""
         self._output.close()
         self.folder.closed(self.task)
 
@@ -77,35 +78,45 @@ class Upload:
 
 
 class WrongDigest(BadPayload):
-    """What arrived is not what was sent: nobody's fault, and the upload starts over."""
+    """What arrived is not what was sent: no fault of the worker, and the upload starts over."""
 
 
-class Updates:
+class UpdateStore:
     """The folder of updates of one run."""
 
-    def __init__(self, folder: Path, layout: Layout, disk: Disk, *, bytes_max: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        disk: Disk,
+        *,
+        bytes_max: int = NO_LIMIT,
+        on_synced: Callable[[float], None] = lambda _seconds: None,
+    ) -> None:
+        """`on_synced` hears how long it took to bring an update to the disk."""
         self.path, self.layout, self.disk, self.bytes_max = folder, layout, disk, bytes_max
         self.size = sum(t.end - t.begin for t in tensors_of(layout)) + len(header_of(layout))
         self.size_max = self.size + HEADER_SLACK
         """Bytes of one update; other writers may need a longer header than we do."""
         disk.make_folder(folder)
-        self.on_synced: Callable[[float], None] = lambda _seconds: None
-        """Hears how long it took to bring an update to the disk."""
+        self.on_synced = on_synced
         self._lock = threading.Lock()
         self._sizes = {int(f.stem): f.stat().st_size for f in folder.glob(f"*{WHOLE}") if f.stem.isdecimal()}
         self._coming: dict[int, int] = {}
         """What uploads under way, or cut off, will take."""
+        self._bytes = sum(self._sizes.values())
+        """The sum of both, kept up to date by `_note`."""
         self._open: set[int] = set()
-        """Those that somebody is sending now."""
+        """Those that a connection is sending now."""
         self.short = False
-        """Was there no room for somebody since the last checkpoint?"""
+        """Was an upload refused for want of room since the last checkpoint?"""
         self._idle: set[int] = set()
-        """Whole ones that met a full queue, and may or may not be pushed again."""
+        """Whole updates that met a full queue, and may or may not be pushed again."""
 
     # --- coming in ---------------------------------------------------------------------------------------------------
 
     def offset(self, task: int) -> int:
-        """How many bytes of an upload are there."""
+        """How many bytes of an upload have come."""
         part = self._part(task)
         return part.stat().st_size if part.exists() else 0
 
@@ -135,20 +146,20 @@ class Updates:
         """Forget an upload that is under way."""
         self.disk.remove(self._part(task))
         with self._lock:
-            self._coming.pop(task, None)
+            self._note(self._coming, task, 0)
 
     def opened(self, task: int) -> None:
-        """Somebody is sending this one."""
+        """A connection sends this one from now on."""
         with self._lock:
             self._open.add(task)
 
     def closed(self, task: int) -> None:
-        """Nobody is sending it any more."""
+        """No connection sends it any more."""
         with self._lock:
             self._open.discard(task)
 
     def set_aside(self, task: int, *, idle: bool) -> None:
-        """A whole one that met a full queue may be forgotten where its room is needed; not while it is judged."""
+        """A whole update that met a full queue may be forgotten if its room is needed; not while it is judged."""
         with self._lock:
             (self._idle.add if idle else self._idle.discard)(task)
 
@@ -157,8 +168,8 @@ class Updates:
         self.disk.replace(self._part(task), self.whole(task))
         self.disk.sync_folder(self.path)
         with self._lock:
-            self._coming.pop(task, None)
-            self._sizes[task] = self.whole(task).stat().st_size
+            self._note(self._coming, task, 0)
+            self._note(self._sizes, task, self.whole(task).stat().st_size)
 
     # --- being there -------------------------------------------------------------------------------------------------
 
@@ -176,15 +187,14 @@ class Updates:
             return set(self._sizes)
 
     def remove(self, tasks: set[int]) -> None:
-        """These are needed no more. That they are gone need not be durable: they would be removed again."""
+        """Remove updates. That they are gone need not be durable: a restart would remove them again."""
         for task in tasks:
             self.disk.remove(self.whole(task))
             with self._lock:
-                self._sizes.pop(task, None)
+                self._note(self._sizes, task, 0)
 
     def tidy(self, decided: Collection[int]) -> None:
-        """After a restart: nobody knows any more who was sending a part, and a whole one that was not decided on will
-        be pushed again."""
+        """After a restart: remove what was not decided on, whole or not; it will be pushed again."""
         for file in self.path.glob(f"*{PART}"):
             self.disk.remove(file)
         self.remove(self.tasks().difference(decided))
@@ -192,14 +202,13 @@ class Updates:
     def bytes(self) -> int:
         """What all of it takes, uploads under way with the size that they announced."""
         with self._lock:
-            return sum(self._sizes.values()) + sum(self._coming.values())
+            return self._bytes
 
     def mapped(self, task: int) -> Model:
         """An update as a model, mapped where its body is the flat vector, which takes no memory of ours."""
         return mapped(self.whole(task), self.layout)
 
     def digest(self, task: int) -> str:
-        """sha256 of a whole update."""
         try:
             with self.whole(task).open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
@@ -216,20 +225,26 @@ class Updates:
             if self._taken(task) + size > self.bytes_max:
                 self.short = True
                 raise DiskFull(f"updates may take {self.bytes_max} bytes on the server's disk, and they are used up")
-            self._coming[task] = size
+            self._note(self._coming, task, size)
 
     def _taken(self, task: int) -> int:
-        """By all but this one."""
-        return sum(self._sizes.values()) + sum(n for other, n in self._coming.items() if other != task)
+        """By all but the upload of this task."""
+        return self._bytes - self._coming.get(task, 0)
+
+    def _note(self, sizes: dict[int, int], task: int, size: int) -> None:
+        """A task takes this much from now on; 0 is nothing. The lock is held."""
+        self._bytes += size - sizes.pop(task, 0)
+        if size:
+            sizes[task] = size
 
     def _make_room(self, task: int) -> None:
-        """Forget what nobody is sending and nobody has decided on: it can be pushed again."""
+        """Forget what is neither being sent nor decided on: it can be pushed again."""
         for cut in [other for other in self._coming if other != task and other not in self._open]:
             self.disk.remove(self._part(cut))
-            del self._coming[cut]
+            self._note(self._coming, cut, 0)
         for other in self._idle - {task}:
             self.disk.remove(self.whole(other))
-            self._sizes.pop(other, None)
+            self._note(self._sizes, other, 0)
         self._idle &= {task}
 
 

@@ -1,16 +1,16 @@
 """Owns the versions that can be read: the newest and a few before it in memory, and, where a rule uses x_tau, on disk.
 
 Rules kept here:
-- A version never changes; whoever reads one keeps it alive. The newest are kept for those who come later, in a quarter
-  of the room; the rest of it is there for older ones that somebody still reads, and is not used where nobody does.
+- A version never changes, and its readers keep it alive. A quarter of the room holds the newest versions for later
+  readers; the rest is for older versions that are still being read.
   Where too many are being read at once, the readers of the oldest are cut off: they ask again and get the newest.
-- A version that a rule will need again is on the disk before anybody can be leased it, and stays until no open lease
+- A version that a rule will need again is on the disk before a worker can be leased it, and stays until no open lease
   and no update since the second-newest checkpoint starts from it.
 """
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from offbeat.wire import body_of, header_of, mapped
 KEPT_MAX = 64
 """Versions that can be pulled, where there is room: the newest, and those before it that were just leased."""
 KEPT_MIN = 2
-"""Where there is room for a third: whoever was leased a version just before the next one came can still read it."""
+"""Where there is room for a third: a worker that was leased a version just before the next one can still read it."""
 KEPT_PART = 4
 BYTES_MAX = 1 << 30
 ALIVE_MIN = 2
@@ -32,7 +32,7 @@ class VersionGone(InvalidValue):
     """A version is not there any more, or cannot be read."""
 
 
-class Versions:
+class VersionStore:
     """The versions of one run; `on_disk` where the rule needs them again."""
 
     def __init__(self, folder: Path, layout: Layout, disk: Disk, *, on_disk: bool, bytes_max: int = BYTES_MAX) -> None:
@@ -42,8 +42,8 @@ class Versions:
         self._kept_max = min(KEPT_MAX, max(self._alive_max // KEPT_PART, min(KEPT_MIN, self._alive_max - 1)))
         self._lock = threading.Lock()
         self._kept: dict[int, Model] = {}
-        self._read: dict[int, tuple[Model, int]] = {}
-        """Versions that are being read, and by how many."""
+        self._read: dict[int, tuple[Model, list[Callable[[], None]]]] = {}
+        """Versions that are being read, and how each reader is cut off."""
         self._pinned: Counter[int] = Counter()
         if on_disk:
             disk.make_folder(folder)
@@ -62,27 +62,33 @@ class Versions:
         with self._lock:
             return self._found(t)
 
-    def begin_read(self, t: int) -> Model | None:
-        """Likewise, for a while: until `end_read` others can have it too."""
-        with self._lock:
-            found = self._found(t)
-            if found is not None:
-                self._read[t] = (found, self._read.get(t, (found, 0))[1] + 1)
-            return found
+    @contextmanager
+    def reading(self, t: int, cut_off: Callable[[], None]) -> Iterator[Model | None]:
+        """A version to read within the block, which others can read meanwhile; None where it is gone.
 
-    def end_read(self, t: int) -> None:
-        """One reader less."""
+        `cut_off` ends the reading where too many versions are read at once.
+        """
         with self._lock:
-            model, readers = self._read[t]
-            self._read[t] = (model, readers - 1)
-            if readers == 1:
-                del self._read[t]
+            model = self._found(t)
+            if model is not None:
+                self._read.setdefault(t, (model, []))[1].append(cut_off)
+        try:
+            yield model
+        finally:
+            with self._lock:
+                if model is not None:
+                    self._read[t][1].remove(cut_off)
+                    if not self._read[t][1]:
+                        del self._read[t]
 
-    def crowding(self) -> list[int]:
-        """Versions, the oldest first, whose readers must be cut off so that memory stays bounded."""
+    def cut_off_oldest(self) -> None:
+        """Cut off the readers of the oldest versions, so that memory stays bounded."""
         with self._lock:
             alive = sorted({*self._kept, *self._read})
-            return [t for t in alive[: -self._alive_max] if t in self._read and t not in self._kept]
+            crowding = [t for t in alive[: -self._alive_max] if t in self._read and t not in self._kept]
+            cut_off = [reader for t in crowding for reader in self._read[t][1]]
+        for cut in cut_off:
+            cut()
 
     def _found(self, t: int) -> Model | None:
         return self._kept.get(t) or (self._read[t][0] if t in self._read else None)
@@ -118,7 +124,7 @@ class Versions:
             raise VersionGone(f"version {tau}, {self._file(tau)}, is missing or damaged: {error}") from error
 
     def prune(self, needed: set[int], newest: int) -> None:
-        """Remove from the disk what nobody will need: whatever is older than `newest` and not among these."""
+        """Remove from the disk what is older than `newest` and not needed."""
         for file in self.path.glob("*.safetensors") if self.on_disk else ():
             if file.stem.isdecimal() and int(file.stem) < newest and int(file.stem) not in needed:
                 self.disk.remove(file)

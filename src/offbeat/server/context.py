@@ -1,4 +1,4 @@
-"""Owns what the handlers of the HTTP API share: the run, who has joined, the desk, the limits, and who may do what."""
+"""Owns what the handlers of the HTTP API share: the run, its workers, the limits; and how a request is read."""
 
 import asyncio
 import json
@@ -12,13 +12,16 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from offbeat.server.access import Entry, Role, TokenBook
-from offbeat.server.desk import Desk
+from offbeat.protocol.coordinator import Coordinator
+from offbeat.protocol.messages import Command
+from offbeat.server.access import Role, TokenBook, TokenEntry
+from offbeat.server.driver import Happened
+from offbeat.server.long_poll import LongPoll, answered
 from offbeat.server.metrics import Metrics
 from offbeat.server.refusals import Refusal
 from offbeat.server.reports import Reports
-from offbeat.server.run import ServedRun
-from offbeat.server.sessions import Session, Sessions
+from offbeat.server.served_run import ServedRun
+from offbeat.server.sessions import WorkerSession, WorkerSessions
 from offbeat.server.settings import ServerSettings
 from offbeat.settings import Settings
 from offbeat.wire import once
@@ -33,12 +36,12 @@ T = TypeVar("T")
 
 
 @dataclass
-class Service:
+class ServerContext:
     """One run, served."""
 
     run: ServedRun
-    desk: Desk
-    sessions: Sessions
+    long_poll: LongPoll
+    sessions: WorkerSessions
     limits: ServerSettings
     settings: Settings
     task: str
@@ -54,14 +57,28 @@ class Service:
     joining: asyncio.Lock = field(default_factory=asyncio.Lock)
     disk_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "disk"))
     finished: bool = False
-    trouble: str | None = None
-    """What an administrator should look at."""
+    troubles: dict[str, str] = field(default_factory=dict)
+    """What an administrator should look at, by what it is about, until it is over."""
     committed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def trouble(self) -> str | None:
+        """The first of the troubles."""
+        return next(iter(self.troubles.values()), None)
+
+    async def tell(self, happened: Happened) -> list[Command]:
+        """Tell the driver what happened; answered when it is on the disk."""
+        commands: list[Command] = await answered(lambda: self.run.driver.tell(happened))
+        return commands
+
+    async def ask(self, question: Callable[[Coordinator], Any]) -> Any:
+        """Look at the coordinator between two events; answered when what it shows is on the disk."""
+        return await answered(lambda: self.run.driver.ask(question))
 
     async def off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run what blocks (hashing, writing, fsync) on another thread.
 
-        Whoever is cancelled meanwhile goes only when it is done: two threads never write one file.
+        A caller that is cancelled meanwhile waits until it is done: two threads never write one file.
         """
         work = asyncio.get_running_loop().run_in_executor(self.disk_pool, function, *arguments)
         try:
@@ -73,30 +90,29 @@ class Service:
             raise
 
     def say_committed(self) -> None:
-        """Rows were added to the ledger: whoever follows it looks again."""
+        """Rows were added to the ledger: wake those who follow it."""
         self.committed.set()
         self.committed = asyncio.Event()
 
 
-SERVICE = web.AppKey("service", Service)
-TOKEN = web.RequestKey("token", Entry)
+CONTEXT = web.AppKey("context", ServerContext)
+TOKEN = web.RequestKey("token", TokenEntry)
 """Whose token came with a request, where tokens are asked for."""
 
 
-def service_of(request: web.Request) -> Service:
-    """What the request is about."""
-    return request.app[SERVICE]
+def context_of(request: web.Request) -> ServerContext:
+    return request.app[CONTEXT]
 
 
 # --- reading requests ------------------------------------------------------------------------------------------------
 
 
-def session_of(request: web.Request, worker: int | None = None) -> Session:
+def session_of(request: web.Request, worker: int | None = None) -> WorkerSession:
     """The worker that sends this, known by its secret."""
     secret = request.headers.get("Offbeat-Session", "")
-    service = service_of(request)
-    found = service.sessions.find(secret)
-    if found is None and service.sessions.was_replaced(secret):
+    context = context_of(request)
+    found = context.sessions.find(secret)
+    if found is None and context.sessions.was_replaced(secret):
         raise Refusal("replaced", "another process has joined under the name of this worker")
     if found is None:
         raise Refusal("unknown_session", "this session is not known")
@@ -110,35 +126,32 @@ def session_of(request: web.Request, worker: int | None = None) -> Session:
 
 
 def number_in_path(request: web.Request, name: str) -> int:
-    """A whole number in the path."""
-    text = request.match_info[name]
-    if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX):
-        raise Refusal("bad_request", f"{name} is {text[:40]!r} but must be a whole number >= 0")
-    return int(text)
+    return whole(name, request.match_info[name])
 
 
 def number_in_head(request: web.Request, name: str, least: int, default: int | None = None) -> int:
-    """A whole number in a header."""
     text = request.headers.get(name)
-    if text is None and default is not None:
-        return default
+    return default if text is None and default is not None else whole(f"the header {name}", text, least)
+
+
+def whole(name: str, text: str | None, least: int = 0) -> int:
+    """A whole number that came as text."""
     if text is None or not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX):
-        raise Refusal("bad_request", f"the header {name} is {text!r:.60} but must be a whole number >= {least}")
+        raise Refusal("bad_request", f"{name} is {text!r:.60} but must be a whole number >= {least}")
     if int(text) < least:
-        raise Refusal("bad_request", f"the header {name} is {text} but must be >= {least}")
+        raise Refusal("bad_request", f"{name} is {text} but must be a whole number >= {least}")
     return int(text)
 
 
-def seconds_in_head(request: web.Request, name: str) -> float:
-    """A number of seconds in a header; 0 where it is not said."""
-    text = request.headers.get(name, "0")
+def seconds(name: str, text: str, most: float = SECONDS_MAX) -> float:
+    """A number of seconds that came as text."""
     try:
-        seconds = float(text)
+        found = float(text)
     except ValueError:
-        seconds = -1.0
-    if not 0.0 <= seconds <= SECONDS_MAX:
-        raise Refusal("bad_request", f"the header {name} is {text!r:.60} but must be seconds, 0 to {SECONDS_MAX:g}")
-    return seconds
+        found = -1.0
+    if not 0.0 <= found <= most:
+        raise Refusal("bad_request", f"{name} is {text!r:.60} but must be a number of seconds in 0..{most:g}")
+    return found
 
 
 async def json_of(request: web.Request, known: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
@@ -146,7 +159,7 @@ async def json_of(request: web.Request, known: Mapping[str, tuple[type, ...]]) -
     if request.can_read_body and request.content_type != "application/json":
         raise Refusal("media_type", f"the body is {request.content_type}, not application/json")
     try:
-        async with asyncio.timeout(service_of(request).limits.head_s):
+        async with asyncio.timeout(context_of(request).limits.head_s):
             text = await request.read()
         body = json.loads(text, object_pairs_hook=once) if text else {}
     except TimeoutError as error:

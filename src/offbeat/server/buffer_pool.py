@@ -1,6 +1,6 @@
-"""Owns the buffers that versions live in: one that nobody reads any more is written anew instead of made anew.
+"""Owns the buffers that versions live in: one that is not read any more is used again instead of made anew.
 
-A buffer is free when the last view of it is gone, whoever holds views: pulls, the mixer, an evaluation. So a version
+A buffer is free when the last view of it is gone; pulls, the mixer and an evaluation hold views. So a version
 can never change under a reader, and memory follows what is really read.
 """
 
@@ -16,18 +16,18 @@ SPARE_MAX = 1
 """Free buffers that are kept."""
 
 
-class Pool:
+class BufferPool:
     """Buffers of one size."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.out = 0
-        """Buffers that somebody uses."""
+        """Buffers that are in use."""
         self._spare: list[npt.NDArray[np.uint8]] = []
         self._lock = threading.RLock()  # a buffer may come back, by the garbage collector, while one is taken
 
     def take(self) -> Vector:
-        """A buffer with whatever is in it; it comes back by itself."""
+        """A buffer with arbitrary contents; it comes back by itself."""
         with self._lock:
             raw = self._spare.pop() if self._spare else np.empty(4 * self.size + ALIGNMENT, np.uint8)
             self.out += 1

@@ -1,4 +1,4 @@
-"""Owns the open port: how many may be connected, and how long a newcomer may take to say what it wants."""
+"""Owns the open port: how many connections there may be, and how long a new one may take to send its request."""
 
 import asyncio
 import ssl
@@ -17,24 +17,23 @@ BACKLOG = 1024
 RETRY_AFTER_S = 5.0
 
 
-class Full(asyncio.Protocol):
-    """What one connection too many meets."""
+class TooManyConnections(asyncio.Protocol):
+    """Answers one connection too many."""
 
     def __init__(self) -> None:
         self._refusal = Refusal("not_now", "too many are connected", retry_after_s=RETRY_AFTER_S).response()
 
     def connection_made(self, transport: Any) -> None:
-        """Say it and close."""
         body = str(self._refusal.text).encode()
         head = (
-            f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
             f"Retry-After: {self._refusal.headers['Retry-After']}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         transport.write(head.encode() + body)
         transport.close()
 
 
-class Guard:
+class Listener:
     """Lets connections in."""
 
     def __init__(self, runner: web.AppRunner, loop: asyncio.AbstractEventLoop, limits: ServerSettings) -> None:
@@ -43,7 +42,6 @@ class Guard:
         self._silent: set[Any] = runner.app[SILENT]
 
     async def listen(self, tls: ssl.SSLContext | None) -> asyncio.Server:
-        """Open the port."""
         self._tls = tls is not None
         host, port = self.limits.host, self.limits.port
         try:
@@ -62,14 +60,14 @@ class Guard:
         server = self.runner.server
         shaking_hands = sum(1 for protocol in self._silent if protocol.transport is None) if self._tls else 0
         if server is None or len(server.connections) + shaking_hands >= self.limits.connections_max:
-            return Full()
+            return TooManyConnections()
         protocol = server()
         self._silent.add(protocol)
         self.loop.call_later(self.limits.head_s, self._check, protocol)
         return protocol
 
     def _check(self, protocol: Any, *, shaking_hands: bool = True) -> None:
-        """Whoever has sent no request by now takes up a place for nothing."""
+        """Close a connection that has sent no request in time."""
         if protocol not in self._silent:
             return
         if protocol.transport is None and shaking_hands:  # TLS is not through yet, or has failed

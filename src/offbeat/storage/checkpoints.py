@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offbeat.core.layout import Layout, Model
-from offbeat.errors import InvalidValue
+from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.storage.disk import Bytes, Disk
 from offbeat.wire import BadPayload, body_of, header_of, mapped
 
@@ -80,6 +80,13 @@ class Checkpoints:
                 yield self.read(mark)
             except InvalidValue:
                 continue
+
+    def newest(self) -> Checkpoint:
+        """The newest that can be read."""
+        found = next(self.usable(), None)
+        if found is None:
+            raise OffbeatError(f"{self.path} holds no checkpoint that can be read; restore one from a copy")
+        return found
 
     def remove_after(self, mark: int) -> None:
         """Newer ones are damaged: they must not be counted among those that are kept."""

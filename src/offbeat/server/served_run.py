@@ -1,0 +1,261 @@
+"""Owns a served run: its folder, its parts, and how they start and stop; everything but the network.
+
+    settings.json, ledger.sqlite, summary.json, x.safetensors    as in every run's folder
+    layout.json                                                  the shape of the model
+    updates/                                                     what workers pushed: the redo log
+    checkpoints/                                                 the newest two
+    versions/                                                    where the rule uses x_tau
+
+Rules kept here:
+- A push is acknowledged after its update, its decision and everything before them are on the disk.
+- A restart goes on with the same x_t, leases, queue and random choices, each lease with its full time anew.
+"""
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from offbeat.core.kernel import Updater
+from offbeat.core.layout import Model, Vector, layout_from, layout_to
+from offbeat.errors import InvalidValue
+from offbeat.method import Method
+from offbeat.protocol.messages import AnswerPush, Command, Lease, Outcome, ServerRestarted, Spent, UpdateArrived
+from offbeat.protocol.snapshot import snapshot
+from offbeat.server.checkpointing import ROOM, Checkpointer, applied_of
+from offbeat.server.driver import Driver, Outside
+from offbeat.server.mixer import Mixed, Mixer
+from offbeat.server.recovery import recover
+from offbeat.server.settings import ServerSettings
+from offbeat.server.update_store import NO_LIMIT, UpdateStore
+from offbeat.server.version_store import VersionGone, VersionStore
+from offbeat.storage.checkpoints import Checkpoint, Checkpoints
+from offbeat.storage.disk import Disk
+from offbeat.storage.ledger import Ledger, Observer
+from offbeat.storage.rows import NewRow
+from offbeat.wire import unload
+
+RETRY_S = 1.0
+
+log = logging.getLogger("offbeat.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Observers:
+    """Functions that hear what a run does, on the thread that does it; they must not block."""
+
+    on_written: tuple[Observer, ...] = ()
+    on_pass: Callable[[int, float], None] = lambda _updates, _seconds: None
+    """Of the mixer: how many updates, how long it took."""
+    on_synced: Callable[[float], None] = lambda _seconds: None
+    """How long it took to bring an update to the disk."""
+
+
+class ServedRun:
+    """A run on real time."""
+
+    def __init__(
+        self,
+        folder: Path,
+        method: Method,
+        limits: ServerSettings,
+        outside: Outside,
+        *,
+        observers: Observers | None = None,
+        disk: Disk | None = None,
+        drop_damaged: bool = False,
+    ) -> None:
+        """Go on with the run in this folder, which `begin` made; nothing moves before `start`."""
+        self.disk, observers = disk or Disk(), observers or Observers()
+        self.layout = layout_from(json.loads((folder / "layout.json").read_bytes()))
+        self.updates = self._update_store(folder, limits, observers)
+        self.versions = VersionStore(
+            folder / "versions",
+            self.layout,
+            self.disk,
+            on_disk=method.needs_versions,
+            bytes_max=limits.versions_bytes_max,
+        )
+        file = folder / "ledger.sqlite"
+        self.staleness: Staleness
+        ours = (lambda *_: self.disk.committed(file), lambda rows, *_: self.staleness.count(rows))
+        self.ledger = Ledger.open(file, durable=True, observers=(*ours, *observers.on_written))
+        self.staleness = Staleness(self.ledger)
+        self.updater = Updater(limits.updater_threads)
+        self.updater.warm()
+        self._stopping = threading.Event()
+        self._recover(folder, method, limits, outside, observers, drop_damaged=drop_damaged)
+
+    @staticmethod
+    def begin(folder: Path, x_0: Model, method: Method, disk: Disk) -> None:
+        """Make the files of a new run: x_0 is its first checkpoint."""
+        disk.write_whole(folder / "layout.json", [json.dumps(layout_to(x_0.layout)).encode()])
+        with Ledger.create(folder / "ledger.sqlite", durable=True, verbose=True):
+            pass
+        disk.committed(folder / "ledger.sqlite")
+        first = Checkpoint(0, snapshot(method.coordinator()), x_0, x_0)
+        Checkpoints(folder / "checkpoints", x_0.layout, disk).write(first)
+
+    def _update_store(self, folder: Path, limits: ServerSettings, observers: Observers) -> UpdateStore:
+        bytes_max = NO_LIMIT if limits.keep_updates == "all" else limits.updates_bytes_max
+        updates = UpdateStore(
+            folder / "updates", self.layout, self.disk, bytes_max=bytes_max, on_synced=observers.on_synced
+        )
+        if bytes_max < ROOM * updates.size:
+            raise InvalidValue(
+                f"updates_bytes_max is {bytes_max}, but {ROOM} updates of this model take {ROOM * updates.size} bytes; "
+                "give it more room"
+            )
+        return updates
+
+    def _recover(
+        self,
+        folder: Path,
+        method: Method,
+        limits: ServerSettings,
+        outside: Outside,
+        observers: Observers,
+        *,
+        drop_damaged: bool,
+    ) -> None:
+        def mixer_of(found: Checkpoint) -> Mixer:
+            places = (self.updates.mapped, self.versions.of, self._pass_done, observers.on_pass)
+            return Mixer(found.w, found.x, self.updater, *places)
+
+        checkpoints = Checkpoints(folder / "checkpoints", self.layout, self.disk)
+        found = recover(checkpoints, self.ledger, self.updates, method, mixer_of, drop_damaged=drop_damaged)
+        self.coordinator, self.mixer, self._waiting = found.coordinator, found.mixer, found.waiting
+        self.updates.tidy({d.lease.task for d in applied_of(self.ledger, self.updates.tasks())})
+        self.versions.add(self.coordinator.t, self.mixer.x)
+        self.checkpointer = Checkpointer(
+            *(checkpoints, self.coordinator, self.ledger, self.updates, self.versions, (self.mixer.w, self.mixer.x)),
+            every=limits.checkpoint_every,
+            keep_updates=limits.keep_updates == "all",
+        )
+        self.driver = Driver(self.coordinator, self.ledger, self.mixer, self.checkpointer, outside)
+        for decision in found.lost:
+            self.ledger.record_lost(self.driver.clock.now(), decision.lease.task, decision.sequence)
+        self.ledger.flush()
+
+    def start(self) -> None:
+        """Let time go on: no worker waits any more, and every open lease has its time anew."""
+        self.mixer.start()
+        self.driver.tell(ServerRestarted, must=True)
+        for order in self._waiting:
+            self.mixer.put(order)
+        self.driver.start()
+
+    def stop(self) -> None:
+        """Finish what was begun, keep a checkpoint, and close."""
+        self._stopping.set()
+        self.checkpointer.hurry()
+        self.mixer.stop()
+        self.driver.stop()
+        self.checkpointer.close(failed=self.driver.failure is not None)
+        self.updater.close()
+        self.ledger.close()
+
+    # --- pushes ------------------------------------------------------------------------------------------------------
+
+    def push(
+        self, lease: Lease, samples: int, gradients: int, digest: str, spent: Spent | None = None
+    ) -> "Future[list[Command]]":
+        """The whole update of this lease lies on the disk: look at it here, and let the driver decide on it.
+
+        Blocks while it looks. The future is done when the decision is on the disk.
+        """
+        task = lease.task
+        try:
+            update = self.updates.mapped(task)
+        except InvalidValue:
+            self.updates.remove({task})
+            raise
+        with ExitStack() as pin:
+            pin.enter_context(self.versions.pinned(lease.tau))
+            finite, distance, base_gone = self._seen(update.vector, lease.tau)
+            answer = self.driver.tell(
+                lambda at: UpdateArrived(
+                    at, lease.worker, task, samples, gradients, finite, distance, digest, base_gone, spent
+                )
+            )
+            unpin = pin.pop_all()
+        answer.add_done_callback(lambda done: self._judged(task, done, unpin))
+        return answer
+
+    def _seen(self, x: Vector, tau: int) -> tuple[bool, float | None, bool]:
+        """Is it finite, how far is it from x_tau where that matters, and is x_tau gone where it is needed?"""
+        if not self.versions.on_disk:
+            return self._finite(x), None, False
+        try:
+            x_tau = self.versions.of(tau).vector
+        except VersionGone:
+            return self._finite(x), None, True
+        if not self.coordinator.needs_distance:
+            return self._finite(x), None, False
+        seen = self.updater.measure(x, x_tau, between=lambda: unload([x, x_tau]))
+        return seen.finite, seen.distance, False
+
+    def _finite(self, x: Vector) -> bool:
+        """Read a few megabytes at a time: many large updates may come at once."""
+        return self.updater.finite(x, between=lambda: unload([x]))
+
+    def _judged(self, task: int, done: "Future[list[Command]]", unpin: ExitStack) -> None:
+        unpin.close()
+        if done.exception() is None and answer_in(done.result()).outcome not in (Outcome.APPLIED, Outcome.BUSY):
+            self.updates.remove({task})
+
+    # --- on the mixer's thread ---------------------------------------------------------------------------------------
+
+    def _pass_done(self, mixed: Mixed | BaseException) -> None:
+        """Keep the new version, and only then let the driver know of it."""
+        if isinstance(mixed, BaseException):
+            self.driver.fail(mixed)
+        elif mixed.t is None or self._added(mixed.t, mixed.x):
+            self.driver.mixed(mixed)
+
+    def _added(self, t: int, x: Model) -> bool:
+        """Keep a version; where the disk is full, mixing waits until there is room. False where the server stops."""
+        while True:
+            try:
+                self.versions.add(t, x)
+            except OSError as error:
+                log.warning("version %s cannot be written, so mixing waits; make room on the disk: %s", t, error)
+                if self._stopping.wait(RETRY_S):
+                    return False
+            else:
+                return True
+
+    # --- for those who look ------------------------------------------------------------------------------------------
+
+    def disk_bytes(self) -> int:
+        """What updates and versions take, uploads under way included."""
+        return self.updates.bytes() + self.versions.bytes()
+
+
+def answer_in(commands: Sequence[Command]) -> AnswerPush:
+    """The answer among the commands that followed from a push."""
+    return next(command for command in commands if isinstance(command, AnswerPush))
+
+
+class Staleness:
+    """Mean and largest staleness of what was applied."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.applied, self.sum, self.largest = ledger.staleness()
+
+    def count(self, rows: Sequence[NewRow]) -> None:
+        """These rows were committed."""
+        for row in rows:
+            facts = row.facts() if row.kind == "decided" else {}
+            if "keep" in facts:  # else it was refused
+                self.applied, self.sum = self.applied + 1, self.sum + facts["staleness"]
+                self.largest = max(self.largest, facts["staleness"])
+
+    @property
+    def mean(self) -> float:
+        """0 before the first."""
+        return self.sum / self.applied if self.applied else 0.0

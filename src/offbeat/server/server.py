@@ -1,0 +1,389 @@
+"""Owns the life of a server: from a folder to an open port, to the end of the run, to a clean stop.
+
+Rules kept here:
+- `server.json` says where the server is, once it has redone what a crash interrupted; it is gone after a clean stop.
+- The server process never imports the task: a child makes x_0 and evaluates.
+- After the last epoch it goes on answering until it is stopped; workers are told that the run is finished.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import resource
+import signal
+import ssl
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from aiohttp import web
+
+from offbeat.core.layout import Model
+from offbeat.errors import OffbeatError
+from offbeat.hosting.task_process import TaskProcess
+from offbeat.protocol.messages import Evaluated, WorkerJoined, WorkerLeft
+from offbeat.server.access import TOKENS, TokenBook
+from offbeat.server.app import make_app
+from offbeat.server.certificates import server_context
+from offbeat.server.context import ServerContext
+from offbeat.server.driver import WorkerCommand
+from offbeat.server.evaluator import Evaluator
+from offbeat.server.event_log import EventLog
+from offbeat.server.folder import WHERE, begin
+from offbeat.server.listener import Listener
+from offbeat.server.long_poll import LongPoll
+from offbeat.server.metrics import Metrics, Timed
+from offbeat.server.reports import Reports
+from offbeat.server.served_run import Observers, ServedRun
+from offbeat.server.sessions import WorkerSession, WorkerSessions
+from offbeat.server.settings import AccessSettings, ServerSettings
+from offbeat.server.views import counts
+from offbeat.settings import Settings
+from offbeat.storage.disk import Disk
+from offbeat.storage.json_file import write_json
+from offbeat.storage.rows import as_event
+from offbeat.storage.run_folder import FINAL, LEDGER, SUMMARY
+from offbeat.wire import body_of, header_of
+
+ANYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 (compared with, not bound to)
+HEARTBEAT_MAX_S = 30.0
+HEARTBEATS_PER_LEASE = 3
+GOODBYE_S = 10.0
+"""With --exit-when-finished: how long workers have to hear that the run is finished."""
+HEARD_AGAIN_S = 0.2
+CLOSE_S = 2.0
+RETRY_S = 5.0
+KEEP_ALIVE_S = 75.0
+"""How long a connection may be idle between two requests."""
+FILES_MIN = 256
+"""Open files that are not connections."""
+LINGER_S = 2.0
+"""How long the rest of a body that is not wanted is waited for."""
+
+COUNTED = ("t", "epochs", "applied", "gradients", "rejected", "duplicates")
+"""What the summary takes over from the status."""
+EVALUATION, RESULTS = "evaluation", "results"
+"""What trouble can be about."""
+
+log = logging.getLogger("offbeat.server")
+http_log = logging.getLogger("offbeat.server.http")
+http_log.setLevel(logging.CRITICAL)  # aiohttp's log of this server: else garbage from the network would fill it
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What is to be served, and how."""
+
+    task: str
+    folder: Path
+    settings: Settings = field(default_factory=Settings)
+    limits: ServerSettings = field(default_factory=ServerSettings)
+    access: AccessSettings = field(default_factory=AccessSettings)
+    x_0: Path | None = None
+    drop_damaged: bool = False
+    exit_when_finished: bool = False
+    log_events: str | None = None
+    """A file to which every event is logged as a line, or - for stderr."""
+    extend: Callable[["Server"], None] = lambda _server: None
+    """Adds to the application before it opens: the page, say, which is a layer above."""
+
+
+class Server:
+    """A server, from its start to its stop; to the driver it is everything outside the run."""
+
+    def __init__(self, options: ServeOptions, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin or find the run, and redo what a crash interrupted; no worker can connect yet."""
+        options.access.check(options.limits)
+        self.options, self.loop = options, loop
+        self.tokens, self.tls = _access(options.access)
+        self.process = TaskProcess(options.task, options.settings, threads=options.limits.evaluation_threads)
+        self.evaluator: Evaluator | None = None
+        self.event_log: EventLog | None = None
+        self.stopped = asyncio.Event()
+        self.failure: str | None = None
+        self.url = ""
+        with ExitStack() as undo:
+            undo.callback(self.process.close)
+            self.begun = begin(options.folder, options.task, options.settings, self.process, options.x_0)
+            undo.callback(self.begun.folder.close)
+            if options.log_events:
+                self.event_log = EventLog.open(options.log_events, run=self.begun.run_id)
+                undo.callback(self.event_log.close)
+            metrics = Metrics(options.folder / LEDGER)
+            self.run = self._run(metrics)
+            self.process.remember(self.begun.about, self.run.layout)
+            self.long_poll = LongPoll(loop, self.run.driver)
+            self.context = self._context(metrics)
+            undo.pop_all()
+
+    def _run(self, metrics: Metrics) -> ServedRun:
+        heard = [metrics.written, *([self.event_log.written] if self.event_log else ()), self._committed]
+        return ServedRun(
+            *(self.options.folder, self.begun.method, self.options.limits, self),
+            observers=Observers(tuple(heard), on_pass=metrics.mixed, on_synced=metrics.synced),
+            drop_damaged=self.options.drop_damaged,
+        )
+
+    def _context(self, metrics: Metrics) -> ServerContext:
+        plan = self.begun.method.plan
+        heartbeat_s = plan.lease_s / HEARTBEATS_PER_LEASE if isfinite(plan.lease_s) else HEARTBEAT_MAX_S
+        return ServerContext(
+            run=self.run,
+            long_poll=self.long_poll,
+            sessions=WorkerSessions(self._history()),
+            limits=self.options.limits,
+            settings=self.options.settings,
+            task=self.begun.about.identity,
+            run_id=self.begun.run_id,
+            devices=self.begun.method.devices,
+            tokens=self.tokens,
+            metrics_known=bool(self.begun.about.metrics),
+            reports=Reports(plan.evaluate_every),
+            heartbeat_s=min(HEARTBEAT_MAX_S, heartbeat_s),
+            metrics=metrics,
+            finished=self.run.coordinator.finished,
+        )
+
+    def _history(self) -> list[WorkerJoined | WorkerLeft]:
+        rows = [row for kind in ("joined", "left") for row in self.run.ledger.rows(kind)]
+        events = map(as_event, sorted(rows, key=lambda row: row.sequence))
+        return [event for event in events if isinstance(event, WorkerJoined | WorkerLeft)]
+
+    # --- open --------------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Let time go on, and let workers in."""
+        self._start_evaluator()
+        self.run.start()
+        self.app = make_app(self.context)
+        self.options.extend(self)
+        self.runner = web.AppRunner(
+            self.app,
+            handle_signals=False,
+            access_log=None,
+            logger=http_log,
+            handler_cancellation=True,
+            shutdown_timeout=CLOSE_S,
+            auto_decompress=False,
+            lingering_time=LINGER_S,
+            keepalive_timeout=KEEP_ALIVE_S,
+        )
+        await self.runner.setup()
+        most = _raise_file_limit(self.options.limits.connections_max)
+        listener = Listener(self.runner, self.loop, replace(self.options.limits, connections_max=most))
+        self.listener = await listener.listen(self.tls)
+        self.url = self._url(listener.port)
+        where = {"url": self.url, "pid": os.getpid(), "run": self.begun.run_id}
+        Disk().write_whole(self.options.folder / WHERE, [json.dumps(where).encode()])
+        if self.context.finished:
+            self._over(self.run.coordinator.end_reason)
+
+    def _start_evaluator(self) -> None:
+        """Evaluate here where the task can, and first the version that the run stands at."""
+        if not self.context.metrics_known:
+            self.process.close()
+            return
+        process, c = Timed(self.process, self.context.metrics), self.run.coordinator
+        folder, layout = self.options.folder, self.run.layout
+        self.evaluator = Evaluator(process, folder, layout, self._evaluated, self._not_evaluated)
+        if (not c.evaluations or c.evaluations[-1].t != c.t) and (c.t == 0 or c.finished):
+            self.evaluate(c.t)
+
+    def _url(self, port: int) -> str:
+        host = self.options.limits.host
+        host = "localhost" if host in ANYWHERE else host  # which the certificate has, and this machine can reach
+        shown = f"[{host}]" if ":" in host else host
+        return f"{'https' if self.tls else 'http'}://{shown}:{port}"
+
+    # --- called by the driver, on its thread -------------------------------------------------------------------------
+
+    def deliver(self, worker: int, command: WorkerCommand) -> None:
+        self.long_poll.deliver(worker, command)
+
+    def evaluate(self, t: int) -> None:
+        x = self.run.versions.pull(t)
+        if self.evaluator is not None and x is not None:
+            self.evaluator.put(t, x, last=bool(self.run.coordinator.end_reason))
+
+    def published(self, t: int) -> None:
+        self._on_loop(self._published, t)
+
+    def over(self, reason: str) -> None:
+        self._on_loop(self._over, reason)
+
+    def _committed(self, *_: object) -> None:
+        self._on_loop(lambda: self.context.say_committed())
+
+    def _on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(function, *arguments)
+
+    # --- evaluation --------------------------------------------------------------------------------------------------
+
+    def _evaluated(self, t: int, metrics: Mapping[str, float]) -> None:
+        self.context.troubles.pop(EVALUATION, None)
+        with suppress(OffbeatError):  # the driver has failed, which is known elsewhere
+            self.run.driver.tell(lambda at: Evaluated(at, t, metrics), must=True).result()
+
+    def _not_evaluated(self, t: int, why: str) -> None:
+        self.context.metrics.not_evaluated()
+        self._note_trouble(EVALUATION, f"version {t} could not be evaluated: {why}")
+
+    def _note_trouble(self, about: str, what: str) -> None:
+        self.context.troubles[about] = what
+        log.warning(what)
+
+    def _published(self, t: int) -> None:
+        self.long_poll.published()
+        self.run.versions.cut_off_oldest()
+        for tau, metrics in self.context.reports.due(t):
+            self._report(tau, metrics)
+
+    def _report(self, tau: int, metrics: Mapping[str, float]) -> None:
+        self.run.driver.tell(lambda at: Evaluated(at, tau, metrics), must=True)
+
+    # --- the end of the run ------------------------------------------------------------------------------------------
+
+    def _over(self, reason: str) -> None:
+        """The run is finished, or the server has failed."""
+        self.long_poll.finish()
+        if self.run.driver.failure is not None:
+            self.failure = reason
+            self.stopped.set()
+            return
+        self.context.finished = True
+        for tau, metrics in self.context.reports.finish():
+            self._report(tau, metrics)
+        self._closing = self.loop.create_task(self._finish())
+
+    async def _finish(self) -> None:
+        """Wait for the last evaluation, write the results down, and go on answering, or not."""
+        if self.evaluator is not None:
+            while not await self.loop.run_in_executor(None, self.evaluator.wait, 1.0):
+                pass
+        while not self.stopped.is_set():
+            try:
+                await self.context.off_loop(self._write_results)
+                self.context.troubles.pop(RESULTS, None)
+                break
+            except (OSError, OffbeatError) as error:
+                self._note_trouble(RESULTS, f"the results cannot be written; this is tried again: {error}")
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_S):
+                        await self.stopped.wait()
+        log.info("finished: %s", self.run.coordinator.end_reason)
+        if self.options.exit_when_finished:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GOODBYE_S):
+                    while any(map(self._is_there, self.context.sessions.all())):
+                        await self._commit_or(HEARD_AGAIN_S)
+            self.stopped.set()
+
+    def _is_there(self, session: WorkerSession) -> bool:
+        """A worker that has not left, and was heard of before it would be taken for dead."""
+        return bool(session.digest) and (
+            session.asking or monotonic() - session.heard_at < self.begun.method.plan.lease_s
+        )
+
+    async def _commit_or(self, wait_s: float) -> None:
+        """Wait until something is committed, such as that a worker has left, or for this long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self.context.committed.wait()
+
+    def _write_results(self) -> None:
+        folder = self.options.folder
+        if (folder / SUMMARY).exists():
+            return
+        facts, x = self.run.driver.ask(lambda c: (counts(c), self.run.mixer.x)).result()
+        Disk().write_whole(folder / FINAL, [header_of(self.run.layout, {"t": str(facts["t"])}), *body_of(x)])
+        write_json(folder / SUMMARY, self._summary(facts, x))
+
+    def _summary(self, facts: dict[str, Any], x: Model) -> dict[str, Any]:
+        results = {name: facts[name] for name in COUNTED} | {"wall_s": round(facts["at_s"], 3)}
+        staleness, x_sha256 = self.run.staleness, hashlib.sha256(x.vector.data).hexdigest()
+        results |= {"staleness_mean": staleness.mean, "staleness_largest": staleness.largest, **facts["metrics"]}
+        results |= {"x_sha256": x_sha256, "ended": facts["reason"], "dir": str(self.options.folder)}
+        return results | {"task": self.begun.about.identity, "settings": self.begun.folder.settings}
+
+    # --- close -------------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Stop cleanly: no request waits, everything is on the disk, the folder is free."""
+        self.listener.close()
+        self.run.driver.hurry()
+        self.long_poll.stop()
+        self.context.say_committed()  # those who follow the events hear that they end
+        await self.runner.cleanup()
+        await self.loop.run_in_executor(None, self._close_rest)
+
+    def _close_rest(self) -> None:
+        """Close every part, also where closing another one fails."""
+        with ExitStack() as last_first:
+            last_first.callback(self.begun.folder.close)
+            if self.event_log is not None:
+                last_first.callback(self.event_log.close)
+            last_first.callback((self.options.folder / WHERE).unlink, missing_ok=True)
+            last_first.callback(self.context.disk_pool.shutdown)
+            last_first.callback(self.process.close)
+            last_first.callback(self.run.stop)
+            if self.evaluator is not None:
+                last_first.callback(self.evaluator.stop)
+
+
+def serve(options: ServeOptions, ready: Callable[[Server], Any] = lambda _: None) -> None:
+    """Serve until a signal, a failure, or the end; `ready` is called on the event loop once workers can come."""
+    loop = _new_loop()
+    try:
+        server = Server(options, loop)
+        loop.run_until_complete(_serve(server, ready))
+    finally:
+        loop.close()
+    if server.failure:
+        raise OffbeatError(server.failure)
+
+
+async def _serve(server: Server, ready: Callable[[Server], Any]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with suppress(ValueError, RuntimeError):  # not on the main thread, whose signals we do not get
+            server.loop.add_signal_handler(number, server.stopped.set)
+    await server.open()
+    shown = ready(server)
+    try:
+        await server.stopped.wait()
+    finally:
+        if isinstance(shown, asyncio.Task):
+            shown.cancel()
+        await server.close()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # asyncio's own loop does it too, more slowly
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _access(settings: AccessSettings) -> tuple[TokenBook | None, ssl.SSLContext | None]:
+    if settings.folder is None:
+        return None, None
+    book = TokenBook(settings.folder / TOKENS)
+    book.entries()  # a damaged one is refused here, not at the first request
+    return book, server_context(settings.folder)
+
+
+def _raise_file_limit(wanted: int) -> int:
+    """Every connection is an open file: raise the limit, and answer how many connections it allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted + FILES_MIN if hard == resource.RLIM_INFINITY else min(hard, wanted + FILES_MIN)
+    if soft < most:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(1, min(wanted, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - FILES_MIN))
