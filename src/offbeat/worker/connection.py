@@ -85,7 +85,7 @@ class Connection:
         self.send(memoryview(data), until)
 
     def end(self, size: int) -> None:
-        """So many bytes of a body were sent, which is all of it."""
+        """Note that the body was sent whole, in this many bytes."""
         self._http.send_with_data_passthrough(h11.Data(data=range(size)))  # type: ignore[arg-type] # it only counts
         self._http.send(h11.EndOfMessage())
 
@@ -94,14 +94,16 @@ class Connection:
         while len(view):
             ready = self._ready(READ | WRITE, until)
             if ready & ~WRITE and self.answered(0.0):
-                return False
+                break
             try:
                 view = view[self._sock.send(view) :]
             except NOT_YET:
                 continue
             except ConnectionError:  # an answer that it gave before it hung up may still be there to be read
-                return False
-        return True
+                break
+        if len(view):
+            self._http.send_failed()  # so that the connection is not used again
+        return not len(view)
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
