@@ -276,8 +276,10 @@ def test_an_answer_that_comes_before_the_request_is_sent_is_read_whole() -> None
         peer.answer("401 Unauthorized", b'{"error": "no_token", "message": "who are you", "do": "d"}')
         assert not peer.file.read().endswith(b"]")
 
-    with speaking(connection) as http, pytest.raises(RequestRefused, match="who are you"):
-        http.call("POST", "/", ["x" * 50_000_000])
+    with speaking(connection, said("200 OK", b'{"n": 2}')) as http:
+        with pytest.raises(RequestRefused, match="who are you"):
+            http.call("POST", "/", ["x" * 50_000_000])
+        assert http.call("GET", "/") == {"n": 2}  # on another connection: on the first one, it would be the rest
 
 
 def test_a_server_that_moved_says_where() -> None:

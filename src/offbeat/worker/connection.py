@@ -16,7 +16,7 @@ from typing import Self
 
 import h11
 
-BUFFER = HEAD_MAX = 1 << 16
+BUFFER, HEAD_MAX = 1 << 14, 1 << 16
 INTERIM_MAX = 16
 """Interim answers (100 Continue) before the final one."""
 NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -30,10 +30,9 @@ class Connection:
         sock.setblocking(False)
         self._sock = sock
         self._buffer = memoryview(bytearray(BUFFER))
-        self.start()
+        self._start()
 
-    def start(self) -> None:
-        """Forget the exchange before."""
+    def _start(self) -> None:
         self.response: h11.Response | None = None
         """The head of the final answer, once it is there."""
         self._http = h11.Connection(h11.CLIENT, HEAD_MAX)
@@ -42,6 +41,8 @@ class Connection:
         """What came of the body and was not read yet."""
         self._left: int | None = None
         """Bytes of the body that are still to come; None where only h11 can tell."""
+        self._straight = False
+        """Is the rest of the body received without h11?"""
 
     @classmethod
     def open(cls, host: str, port: int, context: ssl.SSLContext | None, until: float) -> Self:
@@ -74,21 +75,35 @@ class Connection:
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
-    def send(self, until: float, *events: h11.Event) -> bool:
-        """Send these parts of a request; False as soon as the final answer begins, or the server takes no more."""
-        parts = [part for event in events for part in self._http.send_with_data_passthrough(event) or ()]
-        view = memoryview(parts[0] if len(parts) == 1 else b"".join(parts))  # a piece of a file is not copied
+    def begin(self, request: h11.Request, until: float, body: bytes | None) -> None:
+        """Send a request; a body that is None follows with `send`, and `end` after it."""
+        self._start()
+        data = self._http.send(request)
+        if body is not None:
+            data += self._http.send(h11.Data(data=body))
+            self._http.send(h11.EndOfMessage())
+        self.send(memoryview(data), until)
+
+    def end(self, size: int) -> None:
+        """Note that the body was sent whole, in this many bytes."""
+        self._http.send_with_data_passthrough(h11.Data(data=range(size)))  # type: ignore[arg-type] # it only counts
+        self._http.send(h11.EndOfMessage())
+
+    def send(self, view: memoryview, until: float) -> bool:
+        """Send this; False as soon as the final answer begins, or the server takes no more."""
         while len(view):
             ready = self._ready(READ | WRITE, until)
             if ready & ~WRITE and self.answered(0.0):
-                return False
+                break
             try:
                 view = view[self._sock.send(view) :]
             except NOT_YET:
                 continue
             except ConnectionError:  # an answer that it gave before it hung up may still be there to be read
-                return False
-        return True
+                break
+        if len(view):
+            self._http.send_failed()  # so that the connection is not used again
+        return not len(view)
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
@@ -140,8 +155,9 @@ class Connection:
     def _some(self, view: memoryview, until: float) -> int:
         """Some bytes of the body; 0 at its end."""
         while not self._came and self._left != 0:
-            event = self._http.next_event()
+            event = h11.NEED_DATA if self._straight else self._http.next_event()
             if event is h11.NEED_DATA and self._left is not None:
+                self._straight = True
                 return self._past_h11(view[: self._left], until)
             if event is h11.NEED_DATA:
                 self._feed(until)

@@ -29,7 +29,6 @@ BYTES = "application/octet-stream"
 
 Headers = Mapping[str, str]
 NONE: Headers = {}
-Body = tuple[h11.Event, ...]
 
 
 class HttpClient:
@@ -85,7 +84,7 @@ class HttpClient:
         if size:
             about["Expect"] = "100-continue"
         with self._guarded():
-            connection = self._begun("PUT", path, {**about, **headers}, (), self.timeouts.continue_s)
+            connection = self._begun("PUT", path, {**about, **headers}, None, self.timeouts.continue_s)
             if not connection.answered(0.0):
                 self._stream(connection, file, size)
             return self._judged(connection, self._response(connection, self.timeouts.answer_s))
@@ -130,19 +129,17 @@ class HttpClient:
     ) -> tuple[Connection, h11.Response]:
         sized = {"Content-Length": str(len(data))} if data or method != "GET" else {}
         wait_s += self.timeouts.answer_s
-        body = (h11.Data(data=data), h11.EndOfMessage())
-        connection = self._begun(method, path, {**headers, **sized}, body, wait_s)
+        connection = self._begun(method, path, {**headers, **sized}, data, wait_s)
         return connection, self._response(connection, wait_s)
 
-    def _begun(self, method: str, path: str, headers: Headers, body: Body, wait_s: float) -> Connection:
+    def _begun(self, method: str, path: str, headers: Headers, body: bytes | None, wait_s: float) -> Connection:
         """Send a request and wait, at most so long, until the server says something."""
         fields = {"Host": self.address.netloc, "Accept-Encoding": "identity", **self.headers, **headers}
         request = h11.Request(method=method, target=self.address.prefix + path, headers=list(fields.items()))
         while True:
             fresh, connection = self._connected()
             try:
-                connection.start()
-                connection.send(self._until(self.timeouts.answer_s), request, *body)
+                connection.begin(request, self._until(self.timeouts.answer_s), body)
                 connection.heard(self._until(wait_s))
             except ConnectionError:
                 if fresh:
@@ -162,16 +159,15 @@ class HttpClient:
 
     def _stream(self, connection: Connection, file: BinaryIO, size: int) -> None:
         """Send the file, unless the server answers before all is sent."""
-        piece = memoryview(bytearray(min(PIECE, size)))
-        while size:
-            count = file.readinto(piece[:size])  # type: ignore[attr-defined]
+        piece, left = memoryview(bytearray(min(PIECE, size))), size
+        while left:
+            count = file.readinto(piece[:left])  # type: ignore[attr-defined]
             if not count:
                 raise OffbeatError(f"{getattr(file, 'name', 'the file')} is shorter than it was; remove it")
-            data = h11.Data(data=piece[:count])  # type: ignore[arg-type]
-            if not connection.send(self._until(self.timeouts.piece_s), data):
+            if not connection.send(piece[:count], self._until(self.timeouts.piece_s)):
                 return
-            size -= count
-        connection.send(0.0, h11.EndOfMessage())
+            left -= count
+        connection.end(size)
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
