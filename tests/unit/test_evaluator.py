@@ -264,7 +264,7 @@ def test_who_is_told_may_fail_and_the_next_version_is_evaluated(
 ) -> None:
     def take(t: int, metrics: Mapping[str, float]) -> None:
         if t == 1:
-            raise RuntimeError("the hub is gone")
+            raise RuntimeError("the driver is gone")
         told.take(t, metrics)
 
     evaluator = Evaluator(child, tmp_path, model(0).layout, take, told.fail)
@@ -274,7 +274,7 @@ def test_who_is_told_may_fail_and_the_next_version_is_evaluated(
         assert evaluator.wait(PATIENCE_S)
     evaluator.stop()
     assert told.done == [(2, {})]
-    assert "version 1 could not be passed on" in caplog.text
+    assert "the evaluation of version 1 could not be recorded" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_to_is_a_failure(child: Scripted, told: Told, tmp_path: Path) -> None:
