@@ -85,8 +85,8 @@ class Cluster:
         """A function that any node runs, in a process that is kept for this task."""
         environment = {"env_vars": {**CHILD_ENVIRONMENT, TASK_VARIABLE: task_key}}
         # without max_calls=0, Ray would end a process with a GPU after every call
-        options = {"num_cpus": 1, "num_gpus": gpus, "max_retries": 0, "max_calls": 0, "runtime_env": environment}
-        return self._ray.remote(**options)(do)
+        options = {"num_cpus": 1, "num_gpus": gpus, "max_retries": 0, "max_calls": 0}
+        return self._ray.remote(**options, num_returns=2, runtime_env=environment)(do)
 
     def actor(self, kind: type, *arguments: Any) -> Any:
         """An actor on some node that has room."""
@@ -94,13 +94,17 @@ class Cluster:
         environment = {"env_vars": CHILD_ENVIRONMENT}
         return self._ray.remote(kind).options(**options, runtime_env=environment).remote(*arguments)
 
+    def method(self, actor: Any, name: str) -> Any:
+        """A method of an actor."""
+        return getattr(actor, name).options(num_returns=2)
+
     def put(self, value: Any) -> Any:
         """Put a value into the object store; it stays there as long as the reference is kept."""
         return self._ray.put(value)
 
     def call(self, remote: Any, *arguments: Any) -> RemoteCall:
         """Call a function, or a method of an actor; a reference arrives there as the value that was put."""
-        return RemoteCall(*remote.options(num_returns=2).remote(*arguments))
+        return RemoteCall(*remote.remote(*arguments))
 
     def ended(self, calls: Sequence[RemoteCall], wait_s: float) -> list[RemoteCall]:
         """The calls that are over, well or not; waits at most this long for the first."""
