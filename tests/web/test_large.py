@@ -102,7 +102,7 @@ def test_an_open_page_costs_little(folder: Path, tmp_path: Path) -> None:
         for second in range(seconds):
             _append(ledger, later[second * share : (second + 1) * share])
             spent += _looked(reading)
-    assert reading.tally.applied > EPOCHS - 200
+    assert reading.fold.applied > EPOCHS - 200
     assert first > FIRST_LOOK_MIN * spent / seconds
 
 

@@ -137,7 +137,7 @@ def pretended(tmp_path: Path) -> Pretended:
     simulated(tmp_path / "run", epochs=30)
     reading = Pretended(tmp_path / "run")
     reading.refresh()
-    reading.tally.ended = None
+    reading.fold.ended = None
     reading.settings.update(served=True, epochs=90, queue_max=4)
     reading.clock = reading.at
     return reading
@@ -149,13 +149,13 @@ def sentence(reading: Reading) -> tuple[str, str]:
 
 
 def test_the_health_of_a_run_in_one_sentence(pretended: Pretended) -> None:
-    fleet = pretended.tally.fleet.workers
+    fleet = pretended.fleet.workers
     assert sentence(pretended) == ("good", "healthy")
     pretended.clock += 299.0
     assert sentence(pretended)[0] == "good"
     pretended.clock += 20.0
     assert sentence(pretended) == ("warning", "no update for 5 minutes")
-    pretended.tally._pending = dict.fromkeys(range(4), (99, True))
+    pretended.fleet._pending = dict.fromkeys(range(4), (99, True))
     assert sentence(pretended) == ("warning", "queue full: workers are told to wait")
     fleet[0].why = "NaN"
     assert sentence(pretended) == ("warning", "1 worker quarantined")
@@ -185,7 +185,7 @@ def test_the_time_to_the_end_forgets_the_beginning(tmp_path: Path) -> None:
     simulated(tmp_path / "run", epochs=150)
     reading = Pretended(tmp_path / "run")
     reading.refresh()
-    reading.tally.ended = None
+    reading.fold.ended = None
     reading.settings["epochs"], reading.clock = 250, reading.at
     since = Told(rows_of(tmp_path / "run")).published_at(50) or 0.0
     assert overview.eta_s(reading) == pytest.approx(reading.at - since)
@@ -317,7 +317,7 @@ def test_a_worker_is_what_its_rows_say(some: Looked) -> None:
 
 
 def test_whose_data_count_is_what_the_run_says(any_rule: Looked) -> None:
-    mass = {w.number: w.mass for w in any_rule.reading.tally.fleet.workers.values() if w.mass}
+    mass = {w.number: w.mass for w in any_rule.reading.fleet.workers.values() if w.mass}
     assert mass == pytest.approx({device: mass for device, (mass, _) in any_rule.run.contribution.items()})
 
 

@@ -43,7 +43,7 @@ def from_files(path: Path) -> dict[str, Any]:
                 "rejected": sum(found["rejected"].values()),
                 "task": found["run"]["task"],
                 "trouble": None,
-                "reason": reading.tally.ended,
+                "reason": reading.fold.ended,
             }
         )
     )

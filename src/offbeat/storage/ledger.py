@@ -170,14 +170,14 @@ class Ledger:
         query = (
             "SELECT count(*), sum(staleness), max(staleness) FROM events WHERE kind = 'decided' AND keep IS NOT NULL"
         )
-        count, total, largest = self._select(query)[0]
+        count, total, largest = self.select(query)[0]
         return count, total or 0, largest or 0
 
     def latest_applied(self, count: int, until: int) -> list[Decision]:
         """The last so many decisions up to this number that were applied."""
         where = "kind = 'decided' AND keep IS NOT NULL AND decision <= ?"
         query = f"SELECT * FROM events WHERE {where} ORDER BY decision DESC LIMIT ?"  # noqa: S608 (text of this file)
-        return [as_decision(read(row)) for row in reversed(self._select(query, (until, count)))]
+        return [as_decision(read(row)) for row in reversed(self.select(query, (until, count)))]
 
     def close(self) -> None:
         """Flush and close; a second time does nothing."""
@@ -216,7 +216,7 @@ class Ledger:
             _refuse_unknown(kind)
         self.flush()
         where, values = ("WHERE kind = ?", (kind,)) if kind else ("", ())
-        return int(self._select(f"SELECT count(*) FROM events {where}", values)[0][0])  # noqa: S608 (text from above)
+        return int(self.select(f"SELECT count(*) FROM events {where}", values)[0][0])  # noqa: S608 (text from above)
 
     def decisions(self) -> Iterator[Decision]:
         """Every decision in the order in which they were made, with the coefficients that were applied."""
@@ -255,7 +255,7 @@ class Ledger:
         query = f"SELECT * FROM events WHERE {where} sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?"  # noqa: S608
         while limit is None or limit > 0:
             size = PAGE_ROWS if limit is None else min(PAGE_ROWS, limit)
-            page = self._select(query, (*asked.values(), after, newest, size))
+            page = self.select(query, (*asked.values(), after, newest, size))
             yield from map(read, page)
             if len(page) < size:
                 return
@@ -266,7 +266,7 @@ class Ledger:
         return self._newest()
 
     def _newest(self) -> int:
-        return int(self._select("SELECT coalesce(max(sequence), 0) FROM events")[0][0])
+        return int(self.select("SELECT coalesce(max(sequence), 0) FROM events")[0][0])
 
     def _meta(self) -> dict[str, str]:
         found = dict(self._connection.execute("SELECT name, value FROM meta"))
@@ -277,7 +277,8 @@ class Ledger:
             )
         return found
 
-    def _select(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    def select(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """All rows that a query gives, of those that are written."""
         with _explained(f"cannot read the ledger {self.path}"):
             return self._connection.execute(query, values).fetchall()
 

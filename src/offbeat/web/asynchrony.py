@@ -9,10 +9,9 @@ from offbeat.core.rules import Facts
 from offbeat.errors import OffbeatError
 from offbeat.protocol.messages import Spent
 from offbeat.settings import Settings
-from offbeat.web.fleet import Worker
+from offbeat.storage.fleet_fold import EndedTask, WorkerTotals
 from offbeat.web.reading import Reading
 from offbeat.web.series import open_over_time, thinned
-from offbeat.web.tally import Ended, Tally
 
 BINS_MAX = 100
 WEIGHTS_SHOWN = 1000
@@ -27,11 +26,11 @@ OF_THE_RULE = ("rule", "alpha", "alpha_schedule", "staleness_fn")
 
 def asynchrony(reading: Reading) -> dict[str, Any]:
     """What the page of asynchrony draws."""
-    tally = reading.tally
-    steps = open_over_time(tally.leased_at, tally.ended_at, STEPS_MAX)
+    fold, fleet = reading.fold, reading.fleet
+    steps = open_over_time(fleet.leased_at, fleet.ended_at, STEPS_MAX)
     return {
-        "staleness": histogram(tally.staleness, BINS_MAX),
-        "weights": weights(tally.weights),
+        "staleness": histogram(fold.staleness, BINS_MAX),
+        "weights": weights(fold.weights),
         "function": function(reading),
         "timeline": timeline(reading),
         "in_flight": [{"at_s": at, "in_flight": count} for at, count in steps],
@@ -79,8 +78,8 @@ def function(reading: Reading) -> list[dict[str, Any]]:
         rule = method.rule_of(Settings.of(settings))
         if rule.group:  # a mean has no weight of its own
             return []
-        last = max(CURVE_LEAST, *reading.tally.staleness, 0)
-        t = max(reading.tally.t, last) + 1
+        last = max(CURVE_LEAST, *reading.fold.staleness, 0)
+        t = max(reading.fold.t, last) + 1
         return [
             {"staleness": u, "alpha_t": rule.decide(Facts(t, t - 1 - u), rule.memory)[0].new}
             for u in thinned(range(last + 1), CURVE_POINTS)
@@ -94,10 +93,9 @@ def function(reading: Reading) -> list[dict[str, Any]]:
 
 def timeline(reading: Reading) -> dict[str, Any]:
     """The newest tasks of the workers that were seen last."""
-    tally = reading.tally
-    chosen = sorted(tally.fleet.workers.values(), key=lambda worker: (-worker.seen_at, worker.number))[:WORKERS_MAX]
+    chosen = sorted(reading.fleet.workers.values(), key=lambda worker: (-worker.seen_at, worker.number))[:WORKERS_MAX]
     active = [worker for worker in chosen if worker.tasks]
-    tasks = _open(tally, active) + _ended(tally, {worker.number for worker in active})
+    tasks = _open(reading, active) + _ended(reading, {worker.number for worker in active})
     tasks = sorted(tasks, key=lambda task: int(task["task"]), reverse=True)[:TASKS_MAX]
     _tell_spent(reading, tasks)
     return {
@@ -109,21 +107,22 @@ def timeline(reading: Reading) -> dict[str, Any]:
     }
 
 
-def _open(tally: Tally, workers: list[Worker]) -> list[dict[str, Any]]:
-    held = [(worker, worker.task) for worker in workers if worker.task is not None]
-    return [_task(Ended(task, worker.number, tally.open[task][1], 0.0, None, None, ""), tally) for worker, task in held]
+def _open(reading: Reading, workers: list[WorkerTotals]) -> list[dict[str, Any]]:
+    held = [(worker.number, worker.task) for worker in workers if worker.task is not None]
+    since = reading.fleet.open
+    return [_task(EndedTask(task, number, since[task][1], 0.0, None, None, ""), reading) for number, task in held]
 
 
-def _ended(tally: Tally, workers: set[int]) -> list[dict[str, Any]]:
+def _ended(reading: Reading, workers: set[int]) -> list[dict[str, Any]]:
     """Of a task that was released and came late, what came."""
-    found: dict[int, Ended] = {}
-    for stored in reversed(tally.recent):
+    found: dict[int, EndedTask] = {}
+    for stored in reversed(reading.fleet.recent):
         if stored[1] in workers and len(found) < TASKS_MAX:
-            found.setdefault(stored[0], Ended._make(stored))
-    return [_task(ended, tally) for ended in found.values()]
+            found.setdefault(stored[0], EndedTask._make(stored))
+    return [_task(ended, reading) for ended in found.values()]
 
 
-def _task(ended: Ended, tally: Tally) -> dict[str, Any]:
+def _task(ended: EndedTask, reading: Reading) -> dict[str, Any]:
     arrived = ended.staleness is not None
     return {
         "task": ended.task,
@@ -131,7 +130,7 @@ def _task(ended: Ended, tally: Tally) -> dict[str, Any]:
         "leased_s": ended.leased_at,
         "arrived_s": ended.ended_at if arrived else None,
         "released_s": ended.ended_at if ended.outcome and not arrived else None,
-        "mixed_s": tally.mixed_at(ended.t) if ended.outcome == "applied" else None,
+        "mixed_s": reading.fold.mixed_at(ended.t) if ended.outcome == "applied" else None,
         "staleness": ended.staleness,
         "outcome": ended.outcome or None,
     }

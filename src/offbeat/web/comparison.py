@@ -23,23 +23,23 @@ def part(reading: Reading, runs: int) -> dict[str, Any]:
         "about": about(reading),
         "settings": settings,
         "results": results(reading),
-        "curve": curve(reading.tally, min(500, POINTS_MAX // runs)),
+        "curve": curve(reading.fold, min(500, POINTS_MAX // runs)),
     }
 
 
 def results(reading: Reading) -> dict[str, Any]:
     """What came out, or has so far."""
-    tally, summary = reading.tally, reading.summary or {}
-    newest = metrics_of(tally.evaluations[-1].detail) if tally.evaluations else {}
+    fold, summary = reading.fold, reading.summary or {}
+    newest = metrics_of(fold.evaluations[-1].detail) if fold.evaluations else {}
     return {
         **newest,
-        "t": tally.t,
-        "applied": tally.applied,
-        "rejected": sum(tally.rejected.values()),
-        "gradients": tally.gradients,
+        "t": fold.t,
+        "applied": fold.applied,
+        "rejected": fold.rejected().total(),
+        "gradients": fold.gradients,
         "at_s": reading.at,
-        "staleness_mean": tally.staleness_mean,
-        "staleness_largest": max(tally.staleness, default=0),
+        "staleness_mean": fold.staleness_mean,
+        "staleness_largest": fold.staleness_largest,
         **{name: said(summary[name]) for name in RESULTS if name in summary},
     }
 

@@ -94,7 +94,7 @@ class Watch:
     def _look(self) -> tuple[int, int]:
         reading = self.shown.reading
         with reading.lock:
-            return reading.refresh(least_s=0.0), reading.tally.t
+            return reading.refresh(least_s=0.0), reading.fold.t
 
     def _say(self, where: tuple[int, int]) -> None:
         if where != self.where:

@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.storage.fleet_fold import FleetFold
+from offbeat.storage.fold import RunFold
 from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import CHATTER, SCHEMA
 from offbeat.storage.run_folder import LEDGER, SETTINGS, SUMMARY, RunFolder, State
-from offbeat.web.feeds import FEEDS
-from offbeat.web.tally import Tally
 
 REFRESH_S = 1.0
 """A run is looked at again after this long at the earliest."""
-PAGE_ROWS = 5_000
 BUSY_S = 5.0
 
 Stamp = tuple[int, ...]
@@ -42,12 +41,17 @@ class Reading:
         self._forget(None)
 
     def _forget(self, run: tuple[Any, ...] | None) -> None:
-        self.tally, self.sequence, self.at = Tally(), 0, 0.0
+        self._begin_fold(verbose=False)
+        self.sequence, self.at = 0, 0.0
         self._newest: tuple[Any, ...] = ()
         self._run = run
         self._moved_at: float | None = None
         self._settings: dict[str, Any] | None = None
         self._summary: tuple[Stamp | None, dict[str, Any] | None] = (None, None)
+
+    def _begin_fold(self, *, verbose: bool) -> None:
+        self.fleet = FleetFold(verbose=verbose)
+        self.fold = RunFold(self.fleet)
 
     # --- what others may ask, with the lock --------------------------------------------------------------------------
 
@@ -74,7 +78,7 @@ class Reading:
     @property
     def state(self) -> State:
         """Finished, running in some process, or neither."""
-        if self.tally.ended is not None:
+        if self.fold.ended is not None:
             return "finished"
         return RunFolder(self.folder, self.settings, lock=None, resumed=False).state
 
@@ -105,11 +109,11 @@ class Reading:
             newest = ledger.execute("SELECT sequence, at, kind FROM events ORDER BY sequence DESC LIMIT 1").fetchone()
             if run != self._run or not self._goes_on(ledger, newest):
                 self._forget(run)
-                self.tally = Tally(verbose=_meta(ledger, self.folder)["verbose"] == "1")
+                self._begin_fold(verbose=_meta(ledger, self.folder)["verbose"] == "1")
             if newest is None or newest == self._newest:
                 return
             try:
-                self._take(ledger, newest[0])
+                self.fold.read(lambda query, span: ledger.execute(query, span).fetchall(), self.sequence, newest[0])
             except BaseException:
                 self._forget(None)  # half of the rows are counted: begin anew the next time
                 raise
@@ -129,13 +133,6 @@ class Reading:
         """Tells runs apart; a file's number may be given to another file, and settings are written once."""
         ledger = stamp_of(self.folder / LEDGER)
         return ledger and ledger[2], stamp_of(self.folder / SETTINGS)
-
-    def _take(self, ledger: sqlite3.Connection, newest: int) -> None:
-        for feed in FEEDS:
-            cursor = ledger.execute(feed.query, (self.sequence, newest))
-            while rows := cursor.fetchmany(PAGE_ROWS):
-                feed.take(self.tally, rows)
-        self.tally.settle()
 
     def _last_write(self) -> float:
         """When the newest row was written, on this process' clock, as far as the files tell."""

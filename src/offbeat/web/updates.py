@@ -66,7 +66,7 @@ def _found(reading: Reading, ledger: sqlite3.Connection, wanted: Wanted) -> list
     """One more than a page, where there are more."""
     number = None
     if wanted.worker:
-        worker = reading.tally.fleet.find(wanted.worker)
+        worker = reading.fleet.find(wanted.worker)
         if worker is None:
             return []
         number = worker.number
@@ -81,12 +81,11 @@ def _found(reading: Reading, ledger: sqlite3.Connection, wanted: Wanted) -> list
 
 def _sequences(reading: Reading, worker: int | None, outcome: str, before: int, most: int) -> list[int]:
     """The rows of the newest updates of a worker, with an outcome, or both."""
-    tally = reading.tally
-    of_outcome = tally.decided.get(outcome, ())
+    of_outcome = reading.fleet.decided.get(outcome, ())
     if worker is None:
         end = bisect_left(of_outcome, before)
         return list(of_outcome[max(0, end - most) : end])
-    mine = tally.fleet.of(worker).decided
+    mine = reading.fleet.of(worker).decided
     mine = mine[: bisect_left(mine, before)]
     if outcome:
         both = np.intersect1d(np.array(mine, np.int64), np.array(of_outcome, np.int64), assume_unique=True)
@@ -101,7 +100,7 @@ def _at(ledger: sqlite3.Connection, sequences: list[int]) -> list[Row]:
 
 
 def _update(row: Row, reading: Reading) -> dict[str, Any]:
-    worker = reading.tally.fleet.of(row.worker or 0)
+    worker = reading.fleet.of(row.worker or 0)
     return {
         "sequence": row.sequence,
         "task": row.task,
@@ -115,7 +114,7 @@ def _update(row: Row, reading: Reading) -> dict[str, Any]:
         "outcome": row.outcome or row.kind,
         "leased_s": row.granted_at,
         "arrived_s": row.at,
-        "mixed_s": reading.tally.mixed_at(row.t) if row.keep is not None else None,
+        "mixed_s": reading.fold.mixed_at(row.t) if row.keep is not None else None,
         "samples": row.samples,
         "gradients": row.gradients,
     }

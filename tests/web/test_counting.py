@@ -60,23 +60,23 @@ def test_the_totals_are_the_coordinators(seed: int, tmp_path: Path) -> None:
 
 def agree(reading: Reading, c: Coordinator) -> None:
     """The page says what the coordinator knows."""
-    tally = reading.tally
-    assert (tally.t, tally.applied, tally.duplicates) == (c.t, c.applied, c.duplicates)
-    assert sum(tally.rejected.values()) == c.sequence - c.applied
-    assert set(tally.open) == set(c.leases)
-    assert {number for number, worker in tally.fleet.workers.items() if worker.task} == {
+    fold, fleet = reading.fold, reading.fleet
+    assert (fold.t, fold.applied, fold.duplicates) == (c.t, c.applied, c.duplicates)
+    assert fold.rejected().total() == c.sequence - c.applied
+    assert set(fleet.open) == set(c.leases)
+    assert {number for number, worker in fleet.workers.items() if worker.task} == {
         lease.worker for lease in c.leases.values()
     }
     told = Told(rows_of(reading.folder))
     mixed = {row.decision for row in told.kind("mixed")}
     waiting = [row.t or 0 for row in told.applied if row.decision not in mixed]
-    assert tally.queued == sum(t > c.t for t in waiting)  # what is published is mixed, whenever word of it comes
-    assert tally.queued <= c.queued
-    assert (tally.ended is not None) == c.finished
+    assert fleet.queued == sum(t > c.t for t in waiting)  # what is published is mixed, whenever word of it comes
+    assert fleet.queued <= c.queued
+    assert (fold.ended is not None) == c.finished
     if c.t == c.t_decided or c.scheduler.group_deadline_s is None:  # else a group at its deadline may be on its way
-        assert tally.gradients == c.gradients
+        assert fold.gradients == c.gradients
         for device, mass in c.contribution.mass.items():
-            assert tally.fleet.of(device).mass == pytest.approx(mass)
+            assert fleet.of(device).mass == pytest.approx(mass)
 
 
 def test_quarantines_are_the_coordinators(tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ def test_a_run_that_is_being_written_is_read_on_and_on(tmp_path: Path) -> None:
         assert simulation.ledger is not None
         simulation.ledger.flush()
         reading.refresh(0.0)
-        seen.add(reading.tally.t)
-        assert (reading.tally.t, reading.tally.applied) == (simulation.coordinator.t, simulation.coordinator.applied)
+        seen.add(reading.fold.t)
+        assert (reading.fold.t, reading.fold.applied) == (simulation.coordinator.t, simulation.coordinator.applied)
 
     simulated_on(tmp_path / "run", look)
     whole = Reading(tmp_path / "run")
@@ -137,7 +137,7 @@ def test_a_run_that_goes_back_to_its_checkpoint_is_read_anew(tmp_path: Path) -> 
 
     with pytest.raises(OSError, match="goes down"):
         simulated_on(tmp_path / "run", stop)
-    assert reading.tally.t == 40
+    assert reading.fold.t == 40
     assert reading.state == "interrupted"
     shorter: list[int] = []
 
@@ -146,7 +146,7 @@ def test_a_run_that_goes_back_to_its_checkpoint_is_read_anew(tmp_path: Path) -> 
             assert simulation.ledger is not None
             simulation.ledger.flush()
             reading.refresh(0.0)
-            shorter.append(reading.tally.t)
+            shorter.append(reading.fold.t)
 
     simulated_on(tmp_path / "run", look)
     assert shorter[0] < 40
@@ -165,8 +165,8 @@ def test_another_run_in_the_same_folder_is_read_anew(tmp_path: Path) -> None:
     shutil.rmtree(folder)
     simulated(folder, epochs=30, alpha=0.3)  # at the same moments as before, perhaps in a file of the same number
     reading.refresh(0.0)
-    assert {alpha_t for _, alpha_t in reading.tally.weights} == {row.new for row in Told(rows_of(folder)).applied}
-    assert reading.tally.t == 30
+    assert {alpha_t for _, alpha_t in reading.fold.weights} == {row.new for row in Told(rows_of(folder)).applied}
+    assert reading.fold.t == 30
     assert reading.settings["alpha"] == 0.3
     assert overview.overview(reading)["health"]["sentence"] == "finished: 30 epochs"
 
@@ -182,9 +182,9 @@ def test_what_a_server_forgets_is_not_missed(tmp_path: Path) -> None:
                 while ledger.forget_chatter(ledger.newest() - 20):
                     pass
                 agree(reading, c)
-        before = reading.tally
+        before = reading.fold
         reading.refresh(0.0)
-        assert reading.tally is before  # it was not read anew
+        assert reading.fold is before  # it was not read anew
 
 
 def test_nothing_stays_open(tmp_path: Path) -> None:
@@ -203,12 +203,12 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
 def test_a_look_that_fails_counts_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     simulated(tmp_path / "run")
     reading = Reading(tmp_path / "run")
-    monkeypatch.setattr("offbeat.web.tally.Tally.settle", lambda _self: 1 / 0)
+    monkeypatch.setattr("offbeat.storage.fleet_fold.FleetFold.settle", lambda _self, _t: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         reading.refresh(0.0)
     monkeypatch.undo()
     reading.refresh(0.0)
-    assert reading.tally.applied == len(Told(rows_of(tmp_path / "run")).applied)
+    assert reading.fold.applied == len(Told(rows_of(tmp_path / "run")).applied)
 
 
 def test_looks_are_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
