@@ -50,7 +50,7 @@ from offbeat.report.troubles import LISTED_MAX
 from offbeat.report.wrong import REFUSED
 from offbeat.settings import Settings
 from offbeat.sim.compare import Comparison, Spec
-from offbeat.sim.curve import CONTRIBUTION, CURVE, Point, read_curve
+from offbeat.sim.curve import CONTRIBUTION, CURVE, CurvePoint, read_curve
 from offbeat.sim.run import Run, Simulation, Stop
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.run_folder import LEDGER, RunFolder
@@ -554,7 +554,7 @@ def test_the_same_label_with_other_settings_is_another_line(tmp_path: Path) -> N
 
 
 def test_curves_alone_make_a_comparison(tmp_path: Path) -> None:
-    points = [Point(t, 2.0 * t, 10 * t, 0, {"accuracy": 1 - 0.9**t}) for t in range(20)]
+    points = [CurvePoint(t, 2.0 * t, 10 * t, 0, {"accuracy": 1 - 0.9**t}) for t in range(20)]
     settings = {"task": "cifar10", **Settings(alpha=0.9).as_dict()}
     runs = [curve_run("FedAsync <b>", {**settings, "seed": seed}, points, {"t": 19}) for seed in (1, 2)]
     page = Page(report_curves(tmp_path / "figure.html", "Figure 2 <top>", runs).read_text())
@@ -569,7 +569,7 @@ def test_curves_alone_make_a_comparison(tmp_path: Path) -> None:
 
 
 def test_many_methods_stay_one_readable_file(tmp_path: Path) -> None:
-    points = [Point(t, 2.0 * t, 10 * t, 0, {"accuracy": 1 - 0.9**t}) for t in range(300)]
+    points = [CurvePoint(t, 2.0 * t, 10 * t, 0, {"accuracy": 1 - 0.9**t}) for t in range(300)]
     runs = [curve_run(f"method {n}", {"alpha": n / 100, "seed": s}, points, {}) for n in range(40) for s in (1, 2, 3)]
     path = report_curves(tmp_path / "figure.html", "Many", runs)
     page = Page(path.read_text())

@@ -15,7 +15,7 @@ from offbeat.reproduce.curves import Results
 from offbeat.reproduce.paper import As
 from offbeat.reproduce.run import run_target
 from offbeat.reproduce.targets import Target, target
-from offbeat.sim.curve import Point
+from offbeat.sim.curve import CurvePoint
 from offbeat.sim.places import Place
 from offbeat.sim.run import Stop
 from offbeat.storage.json_file import plain
@@ -78,7 +78,7 @@ def _report(wanted: Target, results: Results, folder: Path) -> None:
     report_curves(folder / f"{wanted.name}.html", wanted.title, runs)
 
 
-def _ends(points: list[Point]) -> dict[str, float | None]:
+def _ends(points: list[CurvePoint]) -> dict[str, float | None]:
     return {"t": points[-1].t, "gradients": points[-1].gradients}
 
 

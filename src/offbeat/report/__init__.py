@@ -20,7 +20,7 @@ from offbeat.storage.run_folder import SETTINGS
 
 if TYPE_CHECKING:
     from offbeat.report.comparison import Measured, Unreadable
-    from offbeat.sim.curve import Point
+    from offbeat.sim.curve import CurvePoint
 
 __all__ = ["REPORT", "curve_run", "report", "report_curves"]
 
@@ -64,7 +64,7 @@ def report_curves(out: Path | str, title: str, runs: Sequence["Measured"], *, no
 
 
 def curve_run(
-    label: str, settings: Mapping[str, Any], points: Sequence["Point"], results: Mapping[str, float | None]
+    label: str, settings: Mapping[str, Any], points: Sequence["CurvePoint"], results: Mapping[str, float | None]
 ) -> "Measured":
     """A run of `report_curves`: its method's label, settings (with `task` and `seed`), points, and results by name."""
     from offbeat.report.comparison import Measured

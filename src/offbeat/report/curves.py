@@ -13,7 +13,7 @@ from math import nan
 import numpy as np
 import numpy.typing as npt
 
-from offbeat.sim.curve import Point
+from offbeat.sim.curve import CurvePoint
 
 Numbers = npt.NDArray[np.float64]
 DRAWN_MAX = 1e100
@@ -41,7 +41,7 @@ class Curve:
     metrics: dict[str, Series] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, points: Sequence[Point]) -> "Curve":
+    def of(cls, points: Sequence[CurvePoint]) -> "Curve":
         """From the points of a simulated run."""
         curve = cls()
         for point in points:

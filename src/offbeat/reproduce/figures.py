@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from offbeat.plots import COLOURS
 from offbeat.reproduce.curves import Curve, Results
 from offbeat.reproduce.targets import Target
-from offbeat.sim.curve import Point
+from offbeat.sim.curve import CurvePoint
 from offbeat.storage.json_file import write_json
 
 AXES = {"gradients": "gradients applied to the global model", "virtual_s": "virtual time (s)"}
@@ -122,7 +122,9 @@ def joined(labels: Sequence[str]) -> str:
     return " = ".join([method, *names]) + comma + rest
 
 
-def _band(axes: Axes, label: str, runs: Sequence[Sequence[Point]], target: Target, colour: str, style: Any) -> None:
+def _band(
+    axes: Axes, label: str, runs: Sequence[Sequence[CurvePoint]], target: Target, colour: str, style: Any
+) -> None:
     at = np.array([[getattr(p, "at" if target.axis == "virtual_s" else "gradients") for p in run] for run in runs])
     values = np.array([[point.metrics[target.metric] for point in run] for run in runs])
     middle = values.mean(axis=0)

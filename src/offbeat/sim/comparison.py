@@ -10,7 +10,7 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple, Self
 
 from offbeat.errors import InvalidValue, MissingExtra
-from offbeat.sim.curve import CURVE, Point, read_curve
+from offbeat.sim.curve import CURVE, CurvePoint, read_curve
 from offbeat.sim.spec import Spec
 from offbeat.storage.run_folder import SUMMARY
 
@@ -41,13 +41,13 @@ class Comparison:
     """The results of a comparison."""
 
     spec: Spec
-    curves: dict[str, list[list[Point]]]
+    curves: dict[str, list[list[CurvePoint]]]
     summaries: dict[str, list[dict[str, Any]]]
 
     @classmethod
     def read(cls, spec: Spec, folder: Path) -> Self:
         """From the runs' folders."""
-        curves: dict[str, list[list[Point]]] = {name: [] for name in spec.methods}
+        curves: dict[str, list[list[CurvePoint]]] = {name: [] for name in spec.methods}
         summaries: dict[str, list[dict[str, Any]]] = {name: [] for name in spec.methods}
         for entry in spec.entries(folder):
             curve = read_curve(entry.folder / CURVE)

@@ -1,15 +1,30 @@
-"""Owns what a run leaves as tables beside its ledger: its curve and whose data count, as CSV."""
+"""Owns a simulated run's curve, and what it leaves as tables beside its ledger: the curve and whose data count."""
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from offbeat.protocol.messages import (
+    Command,
+    Decision,
+    Evaluated,
+    EvaluateModel,
+    Event,
+    MixUpdate,
+    SendTask,
+    UpdateArrived,
+)
+from offbeat.storage.fold import RunFold
+from offbeat.storage.rows import NewRow
+
 CURVE = "metrics.csv"
 CONTRIBUTION = "contribution.csv"
+FOLDED_ROWS = 100
+"""Rows that wait at most: one at a time costs more, and thousands keep the garbage collector busy."""
 
 
-class Point(NamedTuple):
+class CurvePoint(NamedTuple):
     """One version on a run's curve: what it was when it was published, and what its evaluation showed."""
 
     t: int
@@ -20,7 +35,54 @@ class Point(NamedTuple):
     metrics: Mapping[str, float]
 
 
-def write_curve(path: Path, points: list[Point]) -> None:
+class CurveRecorder:
+    """Folds the rows of a run as they are made, and notes where its curve is measured."""
+
+    def __init__(self, model_bytes: int, *, keep_decisions: bool) -> None:
+        self.model_bytes = model_bytes
+        self.decisions: list[Decision] | None = [] if keep_decisions else None
+        """Every applied decision, where they are kept."""
+        self._fold = RunFold()
+        self._waiting: list[NewRow] = []
+        self.sent = self.arrived = 0
+        """Models."""
+        self._evaluating: dict[int, tuple[float, int]] = {}
+        """When the evaluation of a version was ordered, and how many models had travelled until then."""
+        self._measured: list[tuple[int, float, int, Mapping[str, float]]] = []
+
+    @property
+    def fold(self) -> RunFold:
+        """The totals, up to now."""
+        self._fold.take(self._waiting)
+        self._waiting = []
+        return self._fold
+
+    @property
+    def points(self) -> list[CurvePoint]:
+        """The curve, up to now."""
+        fold, size = self.fold, self.model_bytes
+        return [CurvePoint(t, at, fold.gradients_in(t), size * n, metrics) for t, at, n, metrics in self._measured]
+
+    def record(self, event: Event, commands: Iterable[Command], rows: Iterable[NewRow]) -> None:
+        """Take note of one event, what it led to, and the rows of both."""
+        self._waiting += rows
+        if len(self._waiting) >= FOLDED_ROWS:
+            self.fold  # noqa: B018 (folds what waits)
+        if type(event) is UpdateArrived:
+            self.arrived += 1
+        elif type(event) is Evaluated:
+            at, travelled = self._evaluating.pop(event.t, (event.at, self.sent + self.arrived))
+            self._measured.append((event.t, at, travelled, event.metrics))
+        for command in commands:
+            if type(command) is SendTask:
+                self.sent += 1
+            elif type(command) is EvaluateModel:
+                self._evaluating[command.t] = (event.at, self.sent + self.arrived)
+            elif type(command) is MixUpdate and self.decisions is not None:
+                self.decisions.append(command.decision)
+
+
+def write_curve(path: Path, points: list[CurvePoint]) -> None:
     """The curve of a run as CSV."""
     names = list(points[-1].metrics) if points else []
     with path.open("w", newline="") as file:
@@ -30,11 +92,11 @@ def write_curve(path: Path, points: list[Point]) -> None:
             writer.writerow([*point[:4], *(point.metrics.get(name, "") for name in names)])
 
 
-def read_curve(path: Path) -> list[Point]:
+def read_curve(path: Path) -> list[CurvePoint]:
     """The curve of a run, as `write_curve` left it."""
     with path.open(newline="") as file:
         return [
-            Point(
+            CurvePoint(
                 int(row.pop("t")),
                 float(row.pop("at")),
                 int(row.pop("gradients")),

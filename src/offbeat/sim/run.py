@@ -27,15 +27,15 @@ from offbeat.protocol.scheduler import GammaSchedule, Scheduler
 from offbeat.protocol.schedules import Plateau
 from offbeat.settings import Settings
 from offbeat.sim import choose
-from offbeat.sim.curve import CONTRIBUTION, CURVE, Point, write_contribution, write_curve
+from offbeat.sim.curve import CONTRIBUTION, CURVE, CurvePoint, CurveRecorder, write_contribution, write_curve
 from offbeat.sim.engine import Engine
 from offbeat.sim.executors import Executor, Pending
 from offbeat.sim.plane import Plane
 from offbeat.sim.replay import Replayed
-from offbeat.sim.tally import Tally
+from offbeat.storage.fold import FOLDED_COMMANDS, FOLDED_EVENTS
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.model_file import load_models, save_models
-from offbeat.storage.rows import as_arrival
+from offbeat.storage.rows import as_arrival, rows_of
 from offbeat.storage.run_folder import RunFolder
 from offbeat.task import Task, start
 
@@ -63,7 +63,7 @@ class Run:
     x: Model = field(repr=False)
     contribution: dict[int, tuple[float, float]] = field(repr=False)
     """Per device, the sum of alpha_t of its updates, and what of that survives in x."""
-    metrics: list[Point] = field(repr=False)
+    metrics: list[CurvePoint] = field(repr=False)
     folder: Path | None = None
     decisions: list[Decision] | None = field(default=None, repr=False)
     """Kept here only where there is no folder to read them from."""
@@ -114,7 +114,7 @@ class Simulation:
         self.executor, self.word = choose.Chosen(executor) if executor else self._chosen(settings, folder)
         self.settings = replace(settings, executor=self.executor.name, devices=devices, **choose.ANYWHERE)  # type: ignore[arg-type]
         self.updater = updater or Updater()
-        self.tally = Tally(size * BYTES_PER_FLOAT, decisions=[] if folder is None else None)
+        self.curve = CurveRecorder(size * BYTES_PER_FLOAT, keep_decisions=folder is None)
         self.begun = time.perf_counter()
         self.coordinator = Coordinator(
             self.rule, self.plan, scheduler, seed=settings.seed, available=self.source.available
@@ -182,7 +182,7 @@ class Simulation:
         surviving = counted.surviving()
         contribution = {device: (mass, surviving.get(device, 0.0)) for device, mass in sorted(counted.mass.items())}
         path = self.folder.path if self.folder else None
-        run = Run(self._summary(), self.plane.x, contribution, self.tally.curve, path, self.tally.decisions)
+        run = Run(self._summary(), self.plane.x, contribution, self.curve.points, path, self.curve.decisions)
         if self.folder and self.ledger:
             self.ledger.flush()
             write_curve(self.folder.path / CURVE, run.metrics)
@@ -235,7 +235,7 @@ class Simulation:
         ledger.truncate_after(int(metadata["mark"]))
         evaluations = iter(ledger.evaluations())
         replayed = Replayed(iter([as_arrival(row) for row in ledger.rows("arrived")]), evaluations)
-        self.engine = Engine(self.coordinator, self.source, replayed, self.tally.count, mix_s=self.settings.mix_s)
+        self.engine = Engine(self.coordinator, self.source, replayed, self._count, mix_s=self.settings.mix_s)
         self.engine.feed(next(evaluations))
         self.engine.advance(handled_max=int(metadata["handled"]))
         self.plane.restore(models, replayed.leased.values(), replayed.started.values(), replayed.evaluated)
@@ -253,9 +253,14 @@ class Simulation:
         self._checkpointed = time.monotonic()
 
     def _record(self, event: Event, commands: list[Command]) -> None:
-        self.tally.count(event, commands)
         if self.ledger:
-            self.ledger.record(event, commands)
+            self.curve.record(event, commands, self.ledger.record(event, commands))
+        else:
+            self._count(event, commands)
+
+    def _count(self, event: Event, commands: list[Command]) -> None:
+        """Where there is no ledger, or it has these rows already."""
+        self.curve.record(event, commands, rows_of(event, commands, FOLDED_EVENTS, FOLDED_COMMANDS))
 
     # --- the summary -------------------------------------------------------------------------------------------------
 
@@ -264,7 +269,7 @@ class Simulation:
         return time.perf_counter() - self.begun
 
     def _summary(self) -> dict[str, Any]:
-        c, tally = self.coordinator, self.tally
+        c, fold = self.coordinator, self.curve.fold
         newest = c.evaluations[-1].metrics if c.evaluations else {}
         return {
             "t": c.t,
@@ -273,12 +278,12 @@ class Simulation:
             "gradients": c.gradients,
             "virtual_s": c.at,
             "wall_s": round(self.wall_s(), 3),
-            "staleness_mean": tally.staleness_mean(c.applied),
-            "staleness_largest": tally.staleness_largest,
+            "staleness_mean": fold.staleness_mean,
+            "staleness_largest": fold.staleness_largest,
             **newest,
             "x_sha256": hashlib.sha256(self.plane.x.vector.tobytes()).hexdigest(),
-            "bytes_down": tally.sent * tally.model_bytes,
-            "bytes_up": tally.arrived * tally.model_bytes,
+            "bytes_down": self.curve.sent * self.curve.model_bytes,
+            "bytes_up": self.curve.arrived * self.curve.model_bytes,
             "ended": c.ending or "nothing was left to happen",
             "executor": self.executor.name,
             **self.executor.report(),

@@ -19,8 +19,9 @@ from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from offbeat.protocol.contribution import weights_in_version
+from offbeat.protocol.messages import AnswerPush, Evaluated, Finish, VersionPublished
 from offbeat.storage.ledger import CHATTER
-from offbeat.storage.rows import KINDS, NewRow, RowShape
+from offbeat.storage.rows import COMMANDS, EVENTS, KINDS, NewRow, RowShape
 
 SPAN_ROWS = 50_000
 """Rows that one piece covers at most when a ledger is read."""
@@ -84,6 +85,10 @@ _COUNTS = (
 )
 KEEP = FEEDS["decided"].columns.index("keep")
 """Where a decision's coefficient is: None where the update was refused."""
+
+FOLDED_EVENTS = {event: EVENTS[event] for event in (VersionPublished, Evaluated)}
+FOLDED_COMMANDS = {command: COMMANDS[command] for command in (AnswerPush, Finish)}
+"""What `RunFold` reads columns of: a run that keeps no ledger need not make rows of the rest."""
 
 Taker = Callable[[Rows], None]
 
@@ -187,7 +192,9 @@ class RunFold:
 
     def take(self, rows: Sequence[NewRow], last: int = 0) -> None:
         """Fold rows as they were made; `last` is the sequence number of the last one, where a ledger gave it."""
-        self.kinds.update([shape.kind for shape, _ in rows if shape.kind not in CHATTER])
+        for shape, count in Counter([row[0] for row in rows]).items():
+            if shape.kind not in CHATTER:
+                self.kinds[shape.kind] += count
         piece: dict[str, list[tuple[Any, ...]]] = {name: [] for name in self._takers}
         for sequence, (shape, values) in enumerate(rows, last - len(rows) + 1):
             feed, picked = _picked(shape)
@@ -229,7 +236,7 @@ class RunFold:
         if self._digits is None and len(self.weights) > WEIGHTS_MAX:
             self._round()
         gradients_of = self.gradients_of
-        for t, _, _, _, _, publish, gradients, *_ in applied:
+        for t, publish, gradients in map(itemgetter(0, 5, 6), applied):
             while len(gradients_of) < t:  # a group whose deadline passed had no last update
                 gradients_of.append(self._gradients)
             self._gradients += gradients

@@ -21,7 +21,6 @@ from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.protocol.messages import Command, Decision, Evaluated, Event, UpdateArrived
 from offbeat.storage.aside import aside
 from offbeat.storage.rows import (
-    COMMANDS,
     EVENTS,
     KINDS,
     VERBOSE,
@@ -33,6 +32,7 @@ from offbeat.storage.rows import (
     as_evaluation,
     lost_row,
     read,
+    rows_of,
 )
 
 SCHEMA = 1
@@ -111,18 +111,13 @@ class Ledger:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def record(self, event: Event, commands: list[Command]) -> None:
-        """Take down an event and what the coordinator answered; it is on disk after the next `flush`."""
-        waiting = self._waiting
-        entry = self._events.get(type(event))
-        if entry is not None:
-            waiting.append(entry(event))
-        for command in commands:
-            answer = COMMANDS.get(type(command))
-            if answer is not None:
-                waiting.append(answer(command, event.at))
-        if len(waiting) >= BUFFER_ROWS:
+    def record(self, event: Event, commands: list[Command]) -> list[NewRow]:
+        """Take down an event and what the coordinator answered; its rows are on disk after the next `flush`."""
+        rows = rows_of(event, commands, self._events)
+        self._waiting += rows
+        if len(self._waiting) >= BUFFER_ROWS:
             self.flush()
+        return rows
 
     def record_lost(self, at: float, task: int, decision: int) -> None:
         """An acknowledged update is damaged, and somebody has decided to go on without it."""

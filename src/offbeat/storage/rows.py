@@ -12,7 +12,7 @@ Rules kept here:
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isnan, nan
 from typing import Any, NamedTuple
@@ -171,8 +171,8 @@ def _bad_update(event: BadUpdateArrived) -> NewRow:
 
 
 def _arrived(event: UpdateArrived) -> NewRow:
-    counts = (int(event.samples), int(event.gradients))
-    values = (event.at, event.task, event.worker, *counts, 1 if event.finite else 0)
+    samples, gradients = int(event.samples), int(event.gradients)
+    values = (event.at, event.task, event.worker, samples, gradients, 1 if event.finite else 0)
     if event.distance is None and not event.digest and not event.base_gone and event.spent is None:
         return NewRow(_ARRIVED, values)
     distance = None if event.distance is None else float(event.distance)
@@ -205,12 +205,12 @@ def _answered(command: AnswerPush, at: float) -> NewRow:
     if decision is None:
         return NewRow(_ANSWERED[outcome], (at, command.task, command.worker, outcome))
     lease, mix = decision.lease, decision.mix
-    counts = (int(decision.samples), int(decision.gradients), decision.sequence)
-    facts = (decision.at, decision.t, decision.staleness, outcome, *counts)
+    samples, gradients = int(decision.samples), int(decision.gradients)
+    facts = (decision.at, decision.t, decision.staleness, outcome, samples, gradients, decision.sequence)
     if mix is None:
-        return NewRow(_REFUSED[_is_set(lease)], (*facts, *_of_lease(lease)))
+        return NewRow(_REFUSED[_is_set(lease)], facts + _of_lease(lease))
     coefficients = (float(mix.keep), float(mix.new), float(mix.base), 1 if mix.publish else 0)
-    return NewRow(_APPLIED[_is_set(lease)], (*facts, *coefficients, *_of_lease(lease)))
+    return NewRow(_APPLIED[_is_set(lease)], facts + coefficients + _of_lease(lease))
 
 
 def lost_row(at: float, task: int, decision: int) -> NewRow:
@@ -266,6 +266,26 @@ COMMANDS: dict[type[Command], Callable[[Any, float], NewRow]] = {
     Finish: lambda command, at: NewRow(_FINISHED, (at, _detail(reason=command.reason))),
 }
 """What the coordinator did; the other commands show in the events that follow them."""
+
+
+ToRow = Callable[[Any], NewRow]
+AnswerToRow = Callable[[Any, float], NewRow]
+
+
+def rows_of(
+    event: Event,
+    commands: list[Command],
+    events: Mapping[type[Event], ToRow] = EVENTS,
+    answers: Mapping[type[Command], AnswerToRow] = COMMANDS,
+) -> list[NewRow]:
+    """The rows of an event and of what the coordinator answered, of those kinds that are asked for."""
+    entry = events.get(type(event))
+    rows = [] if entry is None else [entry(event)]
+    for command in commands:
+        answer = answers.get(type(command))
+        if answer is not None:
+            rows.append(answer(command, event.at))
+    return rows
 
 
 # --- rows to messages ------------------------------------------------------------------------------------------------
