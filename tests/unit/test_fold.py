@@ -1,7 +1,7 @@
 """The one fold against a plain recount of all rows; the same rows at once, in pieces, and straight from the writer."""
 
 from array import array
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +15,7 @@ from offbeat.protocol.coordinator import Coordinator
 from offbeat.sim import faults
 from offbeat.storage import fold as folding
 from offbeat.storage.fleet_fold import FleetFold
-from offbeat.storage.fold import COUNTED, RunFold, VersionWeights
+from offbeat.storage.fold import COUNTED, RunFold, VersionUpdates
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import NewRow, Row
 
@@ -66,7 +66,7 @@ def folded(recorded: Recorded, cuts: list[int]) -> dict[str, Any]:
 def state_of(fold: RunFold, fleet: FleetFold) -> dict[str, Any]:
     """All that is counted, but for the order of tasks that ended within one piece."""
     of_fold = {name: value for name, value in vars(fold).items() if name not in ("_takers", "_parts")}
-    of_fleet = {name: value for name, value in vars(fleet).items() if name not in ("_masses", "workers", "open")}
+    of_fleet = {name: value for name, value in vars(fleet).items() if name not in ("_version", "workers", "open")}
     for name in ("leased_at", "ended_at"):
         of_fleet[name] = array("d", sorted(of_fleet[name]))
     of_fleet["recent"] = sorted(of_fleet["recent"], key=repr)
@@ -141,17 +141,17 @@ def test_many_different_weights_are_rounded(recorded: dict[int, Recorded], monke
     assert fold.weights.total() == fold.applied
 
 
-def test_an_update_weighs_what_it_is_in_its_version() -> None:
-    told: deque[tuple[str, float]] = deque()
-    weights = VersionWeights(lambda update, weight: told.append((update, weight)))
-    weights.add("a", 1, 0.0, 1.0, publish=False)
-    weights.add("b", 1, 0.75, 0.25, publish=False)
-    assert not told
-    weights.add("c", 2, 0.5, 0.5, publish=True)  # the deadline of version 1 has passed
-    assert dict(told) == {"a": 0.75, "b": 0.25, "c": 0.5}
-    weights.add(None, 3, 0.0, 1.0, publish=False)
-    weights.add("d", 3, 0.5, 0.5, publish=False)
-    weights.settle(2)
-    assert len(told) == 3
-    weights.settle(3)
-    assert told[-1] == ("d", 0.5)
+def test_a_version_is_complete_with_its_last_update_or_when_it_is_published() -> None:
+    told: list[list[str]] = []
+    version = VersionUpdates(lambda updates: told.append([update for update, _, _ in updates]))
+    version.add("a", 1, 0.0, 1.0, publish=False)
+    version.add("b", 1, 0.75, 0.25, publish=False)
+    assert told == []
+    version.add("c", 2, 0.5, 0.5, publish=True)  # the deadline of version 1 has passed
+    assert told == [["a", "b"], ["c"]]
+    version.add(None, 3, 0.0, 1.0, publish=False)  # lost
+    version.add("d", 3, 0.5, 0.5, publish=False)
+    version.settle(2)
+    assert len(told) == 2
+    version.settle(3)
+    assert told[-1] == ["d"]

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
-from offbeat.report.curves import Curve
-from offbeat.report.facts import Facts, read_run, runs_under
+from offbeat.report.curves import RunCurve
+from offbeat.report.facts import RunFacts, read_run, runs_under
 from offbeat.report.words import clean
 from offbeat.storage.aside import aside
 from offbeat.storage.run_folder import SETTINGS
@@ -69,7 +69,7 @@ def curve_run(
     """A run of `report_curves`: its method's label, settings (with `task` and `seed`), points, and results by name."""
     from offbeat.report.comparison import Measured
 
-    return Measured(label, settings, Curve.of(points), results)
+    return Measured(label, settings, RunCurve.of(points), results)
 
 
 # --- pieces ----------------------------------------------------------------------------------------------------------
@@ -119,20 +119,20 @@ def _read_all(folder: Path, tell: Tell) -> tuple[list["Measured"], list["Unreada
     return runs, unreadable
 
 
-def _measured(folder: Path, facts: Facts) -> "Measured":
+def _measured(folder: Path, facts: RunFacts) -> "Measured":
     """What a comparison needs of a run; its ledger's sums are let go."""
     from offbeat.report.comparison import Measured
     from offbeat.report.wrong import count_wrong
 
     name = facts.folder.relative_to(folder)
     label = name.parent if name.name.startswith(SEED_FOLDER) and name.parent.name else name
-    mixing = facts.mixing
+    fold = facts.fold
     results = {
         "t": facts.t,
-        "applied": mixing.applied,
-        "refused": mixing.refused,
-        "gradients": mixing.gradients,
-        "staleness_mean": mixing.staleness_mean,
+        "applied": fold.applied,
+        "refused": facts.refused,
+        "gradients": fold.gradients,
+        "staleness_mean": fold.staleness_mean,
     }
     wrong = count_wrong(facts)
     return Measured(str(label), facts.settings, facts.curve, results, facts.state, wrong, str(name))

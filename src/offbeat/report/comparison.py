@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from offbeat.report import pictures, words
 from offbeat.report.chosen import ABOUT, PER_RUN, defaults, differing, settings_list, shown
-from offbeat.report.curves import Curve, averaged
+from offbeat.report.curves import RunCurve, averaged
 from offbeat.report.page import (
     NOTHING,
     Html,
@@ -51,7 +51,7 @@ class Measured(NamedTuple):
     label: str
     """Its method."""
     settings: Mapping[str, Any]
-    curve: Curve
+    curve: RunCurve
     results: Mapping[str, float | None]
     """COUNTS, by name; what is not known is left out."""
     state: str = "finished"

@@ -35,13 +35,13 @@ class Series:
 
 
 @dataclass(slots=True)
-class Curve:
+class RunCurve:
     """What a run's evaluations showed, in the order in which they came; not all need to have measured the same."""
 
     metrics: dict[str, Series] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, points: Sequence[CurvePoint]) -> "Curve":
+    def of(cls, points: Sequence[CurvePoint]) -> "RunCurve":
         """From the points of a simulated run."""
         curve = cls()
         for point in points:

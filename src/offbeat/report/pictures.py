@@ -23,7 +23,7 @@ from matplotlib.ticker import MaxNLocator
 
 from offbeat.plots import COLOURS, DASHES, LONGER_MANY
 from offbeat.report.curves import Numbers, thinned
-from offbeat.report.mixing import bars
+from offbeat.report.histograms import bars
 from offbeat.report.page import Html, tag
 from offbeat.report.words import clean
 

@@ -11,8 +11,8 @@ from offbeat.errors import InvalidValue
 from offbeat.report import pictures, words
 from offbeat.report.chosen import settings_tables
 from offbeat.report.contributions import contributions
-from offbeat.report.facts import Facts
-from offbeat.report.mixing import quantile, shown_to
+from offbeat.report.facts import RunFacts
+from offbeat.report.histograms import quantile, shown_to
 from offbeat.report.page import (
     NOTHING,
     Html,
@@ -36,7 +36,7 @@ METRICS_MAX = 6
 RULE_POINTS_MAX = 200
 
 
-def run_page(facts: Facts, at: datetime, trouble: str | None = None) -> str:
+def run_page(facts: RunFacts, at: datetime, trouble: str | None = None) -> str:
     """The whole file; `trouble` is what a server says that cannot be seen in its folder."""
     task = facts.settings.get("task") or "a task"
     sections = {
@@ -50,9 +50,9 @@ def run_page(facts: Facts, at: datetime, trouble: str | None = None) -> str:
     return document(words.clean(f"{task}: report of a run"), _head(facts, str(task)), sections, at)
 
 
-def _head(facts: Facts, task: str) -> Html:
+def _head(facts: RunFacts, task: str) -> Html:
     settings = facts.settings
-    devices = "devices unknown" if facts.devices is None else words.many(facts.devices, "device")
+    devices = "devices unknown" if facts.device_count is None else words.many(facts.device_count, "device")
     kind = "served to real workers" if facts.is_served else "simulated"
     said = f"Rule {settings.get('rule', 'unknown')}, {devices}, seed {settings.get('seed', 'unknown')}; {kind}."
     state = tag("span", text(facts.state), class_=f"state {facts.state}")
@@ -60,16 +60,16 @@ def _head(facts: Facts, task: str) -> Html:
     return joined((tag("h1", text(task)), paragraph(state, text(" " + said)), paragraph(text(_in_short(facts))), where))
 
 
-def _in_short(facts: Facts) -> str:
+def _in_short(facts: RunFacts) -> str:
     """The run in a sentence."""
-    mixing, aim = facts.mixing, _aim(facts)
+    fold, aim = facts.fold, _aim(facts)
     metrics = ", ".join(f"{name} {words.number(facts.curve.last(name))}" for name in list(facts.curve.metrics)[:3])
     first = f"Epoch {words.whole(facts.t)}{aim} after {words.duration(facts.at)} of {facts.clock}"
-    second = f"{words.many(mixing.applied, 'update')} applied and {words.whole(mixing.refused)} refused"
-    return f"{first}: {second}, mean staleness {words.number(mixing.staleness_mean)}" + f"; {metrics}." * bool(metrics)
+    second = f"{words.many(fold.applied, 'update')} applied and {words.whole(facts.refused)} refused"
+    return f"{first}: {second}, mean staleness {words.number(fold.staleness_mean)}" + f"; {metrics}." * bool(metrics)
 
 
-def _aim(facts: Facts) -> str:
+def _aim(facts: RunFacts) -> str:
     epochs = facts.summary.get("epochs") or facts.settings.get("epochs")
     return f" of {words.whole(epochs)}" if isinstance(epochs, int) else ""
 
@@ -77,28 +77,28 @@ def _aim(facts: Facts) -> str:
 # --- results ---------------------------------------------------------------------------------------------------------
 
 
-def _results(facts: Facts) -> Html:
-    mixing, reason = facts.mixing, f" ({facts.reason})" if facts.reason else ""
+def _results(facts: RunFacts) -> Html:
+    fold, reason = facts.fold, f" ({facts.reason})" if facts.reason else ""
     rows = [
         ("state", "State", text(facts.state + reason)),
         ("t", "Epochs (versions published)", joined((value(facts.t), text(_aim(facts))))),
-        ("applied", "Updates applied", value(mixing.applied)),
-        ("refused", "Updates refused", value(mixing.refused)),
-        ("gradients", "Gradients applied", value(mixing.gradients)),
-        ("staleness-mean", "Staleness, mean", value(mixing.staleness_mean, words.number(mixing.staleness_mean))),
-        ("staleness-largest", "Staleness, largest", value(max(mixing.staleness, default=0))),
+        ("applied", "Updates applied", value(fold.applied)),
+        ("refused", "Updates refused", value(facts.refused)),
+        ("gradients", "Gradients applied", value(fold.gradients)),
+        ("staleness-mean", "Staleness, mean", value(fold.staleness_mean, words.number(fold.staleness_mean))),
+        ("staleness-largest", "Staleness, largest", value(fold.staleness_largest)),
         ("at", facts.clock.capitalize(), value(facts.at, words.duration(facts.at))),
         ("tasks", "Tasks leased", value(facts.tasks)),
-        ("devices", "Devices that contributed", joined((value(len(mixing.updates)), text(_of_devices(facts))))),
+        ("devices", "Devices that contributed", joined((value(len(facts.devices.updates)), text(_of_devices(facts))))),
     ]
     return facts_table([*rows, *_from_summary(facts)])
 
 
-def _of_devices(facts: Facts) -> str:
-    return "" if facts.devices is None else f" of {words.whole(facts.devices)}"
+def _of_devices(facts: RunFacts) -> str:
+    return "" if facts.device_count is None else f" of {words.whole(facts.device_count)}"
 
 
-def _from_summary(facts: Facts) -> Iterator[tuple[str, str, Html]]:
+def _from_summary(facts: RunFacts) -> Iterator[tuple[str, str, Html]]:
     """What only a finished run knows."""
     summary = facts.summary
     if not facts.is_served and "wall_s" in summary:
@@ -113,7 +113,7 @@ def _from_summary(facts: Facts) -> Iterator[tuple[str, str, Html]]:
         yield "x-sha256", "Final model, sha256", tag("code", text(summary["x_sha256"]), class_="hash")
 
 
-def _metrics(facts: Facts) -> Html:
+def _metrics(facts: RunFacts) -> Html:
     """Where every metric began and ended, and how far it went; which end is better, the reader knows."""
     if not facts.curve.metrics:
         return paragraph(text("No version was evaluated."))
@@ -121,7 +121,7 @@ def _metrics(facts: Facts) -> Html:
     return table("metrics", ("metric", "first", "last", "lowest", "highest"), rows)
 
 
-def _ends(facts: Facts, name: str) -> Iterator[Html]:
+def _ends(facts: RunFacts, name: str) -> Iterator[Html]:
     values, epochs = facts.curve.metrics[name].values, facts.curve.metrics[name].t
     finite = [index for index, one in enumerate(values) if isfinite(one)]
     chosen = [0, len(values) - 1]
@@ -135,7 +135,7 @@ def _ends(facts: Facts, name: str) -> Iterator[Html]:
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 
-def _curves(facts: Facts) -> Html:
+def _curves(facts: RunFacts) -> Html:
     if not facts.curve.metrics:
         return paragraph(text("Nothing was measured, so there is nothing to draw."))
     shown = list(facts.curve.metrics)[:METRICS_MAX]
@@ -145,7 +145,7 @@ def _curves(facts: Facts) -> Html:
     return joined((side_by_side(*drawn), said))
 
 
-def _curve(facts: Facts, number: int, metric: str) -> Iterator[Html]:
+def _curve(facts: RunFacts, number: int, metric: str) -> Iterator[Html]:
     x, y = facts.curve.along("t", metric)
     yield picture(pictures.curve(f"curve-{number}-epochs", x, y, label="epochs (versions published)", metric=metric))
     x, y = facts.curve.along("at", metric)
@@ -154,33 +154,33 @@ def _curve(facts: Facts, number: int, metric: str) -> Iterator[Html]:
     yield picture(pictures.curve(f"curve-{number}-time", x / seconds, y, label=label, metric=metric))
 
 
-def _asynchrony(facts: Facts) -> Html:
-    mixing = facts.mixing
-    if not mixing.applied:
+def _asynchrony(facts: RunFacts) -> Html:
+    applied, refused = facts.fold.staleness, facts.staleness_refused()
+    if not applied:
         return paragraph(text("No update was applied."))
-    largest, seen = shown_to(mixing.staleness), shown_to(mixing.staleness + mixing.staleness_refused)
-    histogram = pictures.staleness("staleness-bars", mixing.staleness, mixing.staleness_refused, seen)
+    largest, seen = shown_to(applied), shown_to(applied + refused)
+    histogram = pictures.staleness("staleness-bars", applied, refused, seen)
     label = "share of its version" if _groups(facts) else "alpha_t (coefficient of x_new)"
-    dots = pictures.weights("weights", mixing.weights, _rule_line(facts, largest), largest, label, facts.t)
+    dots = pictures.weights("weights", facts.devices.weights, _rule_line(facts, largest), largest, label, facts.t)
     grouped = "Updates of a group share one version; each has its part of the mean." if _groups(facts) else ""
     said = grouped or "Each dot is updates of one staleness and weight; larger dots are more updates."
     return side_by_side(picture(histogram, text(_staleness_words(facts, seen))), picture(dots, text(said)))
 
 
-def _staleness_words(facts: Facts, largest: int) -> str:
-    counts = facts.mixing.staleness
-    both = counts + facts.mixing.staleness_refused
+def _staleness_words(facts: RunFacts, largest: int) -> str:
+    counts = facts.fold.staleness
+    both = counts + facts.staleness_refused()
     beyond = sum(count for staleness, count in both.items() if staleness > largest)
-    middle = f"Of those applied: mean {words.number(facts.mixing.staleness_mean)}, median {quantile(counts, 0.5)}, "
+    middle = f"Of those applied: mean {words.number(facts.fold.staleness_mean)}, median {quantile(counts, 0.5)}, "
     most = f"19 of 20 at most {quantile(counts, 0.95)}, largest {max(counts)}."
     return middle + most + (f" {words.many(beyond, 'update')} beyond the right edge." if beyond else "")
 
 
-def _groups(facts: Facts) -> bool:
+def _groups(facts: RunFacts) -> bool:
     return str(facts.settings.get("rule", "")).startswith("fedavg")
 
 
-def _rule_line(facts: Facts, largest: int) -> list[tuple[int, float]]:
+def _rule_line(facts: RunFacts, largest: int) -> list[tuple[int, float]]:
     """What the rule in the settings gives to every staleness now; nothing where that says little."""
     try:
         known: dict[str, Any] = {n: v for n, v in facts.settings.items() if n in Settings.names()}

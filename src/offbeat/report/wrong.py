@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from offbeat.protocol.messages import Outcome
 from offbeat.report import words
-from offbeat.report.facts import Facts
+from offbeat.report.facts import RunFacts
 from offbeat.report.page import NOTHING, Html, joined, paragraph, stranger, table, tag, text, value
 
 REFUSED: dict[str, str] = {
@@ -44,7 +44,7 @@ class Row(NamedTuple):
     meaning: str
 
 
-def wrong_section(facts: Facts, trouble: str | None = None) -> Html:
+def wrong_section(facts: RunFacts, trouble: str | None = None) -> Html:
     """All of it; a sentence where there is nothing."""
     rows = list(_rows(facts))
     is_well = facts.state == "finished" and not trouble and all(row.key in HARMLESS for row in rows)
@@ -55,14 +55,14 @@ def wrong_section(facts: Facts, trouble: str | None = None) -> Html:
     return joined((*parts, _quarantines(facts), _lost(facts), _bad(facts)))
 
 
-def count_wrong(facts: Facts) -> int:
+def count_wrong(facts: RunFacts) -> int:
     """How many things went wrong in a run, the harmless ones left out."""
     return sum(row.many for row in _rows(facts) if row.key not in HARMLESS)
 
 
-def _rows(facts: Facts) -> Iterator[Row]:
+def _rows(facts: RunFacts) -> Iterator[Row]:
     """Only what happened."""
-    found, outcomes = facts.troubles, facts.mixing.outcomes
+    found, outcomes = facts.troubles, facts.fold.rejected()
     yield from _counted("refused", REFUSED, outcomes)
     if found.bad:
         yield Row("bad", "Unreadable updates", found.bad.total(), "Garbage, a wrong shape, or damaged on the way.")
@@ -70,7 +70,7 @@ def _rows(facts: Facts) -> Iterator[Row]:
         yield Row("quarantines", "Quarantines", found.quarantines, "Workers with too many bad updates in a row.")
     if found.losses:
         yield Row("lost", "Lost updates", found.losses, "Acknowledged, then found damaged, and dropped.")
-    yield from _counted("pushes", ANSWERED, found.answered)
+    yield from _counted("pushes", ANSWERED, facts.fold.kinds)
     yield from _counted("leases", RELEASED, found.released)
     for name, gap in found.gaps.items():
         meaning = f"Evaluations that were not a finite number; the first is of epoch {words.whole(gap.first_t)}."
@@ -83,7 +83,7 @@ def _counted(of: str, meanings: Mapping[str, str], counts: Mapping[str, int]) ->
             yield Row(f"{of}-{kind}", f"{of.capitalize()}: {kind.replace('_', ' ')}", counts[kind], meaning)
 
 
-def _state(facts: Facts) -> Iterator[Html]:
+def _state(facts: RunFacts) -> Iterator[Html]:
     if facts.state == "interrupted":
         said = f"The run was interrupted at epoch {words.whole(facts.t)}; the command that began it goes on from there."
         yield paragraph(text(said), kind="alarm")
@@ -101,7 +101,7 @@ def _trouble(trouble: str | None) -> Iterator[Html]:
 # --- lists -----------------------------------------------------------------------------------------------------------
 
 
-def _quarantines(facts: Facts) -> Html:
+def _quarantines(facts: RunFacts) -> Html:
     listed = facts.troubles.quarantined
     if not listed:
         return NOTHING
@@ -119,7 +119,7 @@ def _quarantines(facts: Facts) -> Html:
     return _listed("Quarantines", table("quarantines", headings, rows, words=3), facts.troubles.quarantines - len(rows))
 
 
-def _lost(facts: Facts) -> Html:
+def _lost(facts: RunFacts) -> Html:
     listed = facts.troubles.lost
     if not listed:
         return NOTHING
@@ -128,7 +128,7 @@ def _lost(facts: Facts) -> Html:
     return _listed("Lost updates", table("lost", headings, rows, words=0), facts.troubles.losses - len(rows))
 
 
-def _bad(facts: Facts) -> Html:
+def _bad(facts: RunFacts) -> Html:
     reasons = facts.troubles.bad.most_common()
     if not reasons:
         return NOTHING

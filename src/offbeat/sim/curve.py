@@ -1,7 +1,7 @@
 """Owns a simulated run's curve, and what it leaves as tables beside its ledger: the curve and whose data count."""
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from offbeat.protocol.messages import (
     SendTask,
     UpdateArrived,
 )
-from offbeat.storage.fold import RunFold
+from offbeat.storage.fold import RunFold, folded_rows
 from offbeat.storage.rows import NewRow
 
 CURVE = "metrics.csv"
@@ -40,6 +40,8 @@ class CurveRecorder:
 
     def __init__(self, model_bytes: int, *, keep_decisions: bool) -> None:
         self.model_bytes = model_bytes
+        self.rows: Callable[[Event, list[Command]], list[NewRow]] = folded_rows
+        """Gives the rows of an event and its commands; a ledger's `record`, where the run has one."""
         self.decisions: list[Decision] | None = [] if keep_decisions else None
         """Every applied decision, where they are kept."""
         self._fold = RunFold()
@@ -63,9 +65,9 @@ class CurveRecorder:
         fold, size = self.fold, self.model_bytes
         return [CurvePoint(t, at, fold.gradients_in(t), size * n, metrics) for t, at, n, metrics in self._measured]
 
-    def record(self, event: Event, commands: Iterable[Command], rows: Iterable[NewRow]) -> None:
-        """Take note of one event, what it led to, and the rows of both."""
-        self._waiting += rows
+    def record(self, event: Event, commands: list[Command]) -> None:
+        """Take note of one event and what it led to."""
+        self._waiting += self.rows(event, commands)
         if len(self._waiting) >= FOLDED_ROWS:
             self.fold  # noqa: B018 (folds what waits)
         if type(event) is UpdateArrived:

@@ -22,7 +22,7 @@ from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue, MissingExtra
 from offbeat.loading import adapted, identity, load
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.messages import Command, Decision, Evaluated, Event
+from offbeat.protocol.messages import Decision, Evaluated
 from offbeat.protocol.scheduler import GammaSchedule, Scheduler
 from offbeat.protocol.schedules import Plateau
 from offbeat.settings import Settings
@@ -32,10 +32,9 @@ from offbeat.sim.engine import Engine
 from offbeat.sim.executors import Executor, Pending
 from offbeat.sim.plane import Plane
 from offbeat.sim.replay import Replayed
-from offbeat.storage.fold import FOLDED_COMMANDS, FOLDED_EVENTS
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.model_file import load_models, save_models
-from offbeat.storage.rows import as_arrival, rows_of
+from offbeat.storage.rows import as_arrival
 from offbeat.storage.run_folder import RunFolder
 from offbeat.task import Task, start
 
@@ -215,7 +214,8 @@ class Simulation:
             return
         if self.ledger:
             self.ledger.truncate_after(0)
-        self.engine = Engine(self.coordinator, self.source, self.plane, self._record, mix_s=self.settings.mix_s)
+            self.curve.rows = self.ledger.record
+        self.engine = Engine(self.coordinator, self.source, self.plane, self.curve.record, mix_s=self.settings.mix_s)
         self.engine.feed(Evaluated(0.0, 0, self.metrics_0))
 
     def _check_metrics(self, scheduler: Scheduler) -> None:
@@ -235,11 +235,11 @@ class Simulation:
         ledger.truncate_after(int(metadata["mark"]))
         evaluations = iter(ledger.evaluations())
         replayed = Replayed(iter([as_arrival(row) for row in ledger.rows("arrived")]), evaluations)
-        self.engine = Engine(self.coordinator, self.source, replayed, self._count, mix_s=self.settings.mix_s)
+        self.engine = Engine(self.coordinator, self.source, replayed, self.curve.record, mix_s=self.settings.mix_s)
         self.engine.feed(next(evaluations))
         self.engine.advance(handled_max=int(metadata["handled"]))
         self.plane.restore(models, replayed.leased.values(), replayed.started.values(), replayed.evaluated)
-        self.engine.plane, self.engine.record = self.plane, self._record
+        self.engine.plane, self.curve.rows = self.plane, ledger.record
         self.begun -= float(metadata["wall_s"])
 
     def checkpoint(self) -> None:
@@ -251,16 +251,6 @@ class Simulation:
         text = {name: str(value) for name, value in metadata.items()}
         save_models(self.folder.checkpoint_path, self.plane.models(), text)
         self._checkpointed = time.monotonic()
-
-    def _record(self, event: Event, commands: list[Command]) -> None:
-        if self.ledger:
-            self.curve.record(event, commands, self.ledger.record(event, commands))
-        else:
-            self._count(event, commands)
-
-    def _count(self, event: Event, commands: list[Command]) -> None:
-        """Where there is no ledger, or it has these rows already."""
-        self.curve.record(event, commands, rows_of(event, commands, FOLDED_EVENTS, FOLDED_COMMANDS))
 
     # --- the summary -------------------------------------------------------------------------------------------------
 

@@ -10,12 +10,13 @@ Rules kept here:
 import json
 from array import array
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
-from offbeat.storage.fold import Rows, Taker, VersionWeights
+from offbeat.protocol.contribution import weights_in_version
+from offbeat.storage.fold import Rows, Taker, VersionUpdates
 
 RECENT_TASKS = 20_000
 """Ended tasks that a timeline can be drawn of."""
@@ -113,7 +114,7 @@ class FleetFold:
         """The rows in which updates were decided on, by outcome."""
         self._pending: dict[int, tuple[int, bool]] = {}
         """Decisions on versions that are not published: which version, and does it end with this one?"""
-        self._masses = VersionWeights(self._weighed)
+        self._version = VersionUpdates(self._weigh)
 
     def takers(self) -> Mapping[str, Taker]:
         return {
@@ -128,7 +129,7 @@ class FleetFold:
 
     def settle(self, t: int) -> None:
         """What is published is mixed."""
-        self._masses.settle(t)
+        self._version.settle(t)
         self._pending = {decision: kept for decision, kept in self._pending.items() if kept[0] > t}
 
     # --- totals ------------------------------------------------------------------------------------------------------
@@ -205,8 +206,9 @@ class FleetFold:
             if task in self.open:
                 self.open[task][0].seen(at)
 
-    def _weighed(self, number: int, weight: float) -> None:
-        self.workers[number].mass += weight
+    def _weigh(self, version: Sequence[tuple[int, float, float]]) -> None:
+        for number, weight in weights_in_version(version):
+            self.workers[number].mass += weight
 
     # --- tasks -------------------------------------------------------------------------------------------------------
 
@@ -248,7 +250,7 @@ class FleetFold:
                 continue
             worker.applied += 1
             self.applied_at.append(at)
-            self._masses.add(number, t, keep, new, publish=publish)
+            self._version.add(number, t, keep, new, publish=publish)
             self._pending[decision] = (t, bool(publish))
 
     def _mixed(self, rows: Rows) -> None:

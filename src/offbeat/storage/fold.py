@@ -13,15 +13,14 @@ Rules kept here:
 import json
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
-from offbeat.protocol.contribution import weights_in_version
 from offbeat.protocol.messages import AnswerPush, Evaluated, Finish, VersionPublished
 from offbeat.storage.ledger import CHATTER
-from offbeat.storage.rows import COMMANDS, EVENTS, KINDS, NewRow, RowShape
+from offbeat.storage.rows import COMMANDS, EVENTS, KINDS, NewRow, RowShape, rows_of
 
 SPAN_ROWS = 50_000
 """Rows that one piece covers at most when a ledger is read."""
@@ -86,9 +85,12 @@ _COUNTS = (
 KEEP = FEEDS["decided"].columns.index("keep")
 """Where a decision's coefficient is: None where the update was refused."""
 
-FOLDED_EVENTS = {event: EVENTS[event] for event in (VersionPublished, Evaluated)}
-FOLDED_COMMANDS = {command: COMMANDS[command] for command in (AnswerPush, Finish)}
-"""What `RunFold` reads columns of: a run that keeps no ledger need not make rows of the rest."""
+folded_rows = partial(
+    rows_of,
+    events={event: EVENTS[event] for event in (VersionPublished, Evaluated)},
+    answers={command: COMMANDS[command] for command in (AnswerPush, Finish)},
+)
+"""Makes only the rows that `RunFold` reads columns of: a run that keeps no ledger needs no others."""
 
 Taker = Callable[[Rows], None]
 
@@ -135,7 +137,7 @@ class RunFold:
         self.ended: str | None = None
         """Why the run ended."""
         self._gradients = 0
-        self._digits: int | None = None
+        self._rounds = False
         self._parts = parts
         self._takers = _takers(self._own_takers(), *(part.takers() for part in parts))
 
@@ -231,25 +233,23 @@ class RunFold:
         if len(applied) < len(rows):
             self.refused.update([(row[2], row[1]) for row in rows if row[KEEP] is None])
         self.applied += len(applied)
-        self.staleness.update([row[1] for row in applied])
-        self.weights.update([(row[1], self._rounded(row[4])) for row in applied])
-        if self._digits is None and len(self.weights) > WEIGHTS_MAX:
-            self._round()
-        gradients_of = self.gradients_of
+        self.staleness.update(map(itemgetter(1), applied))
+        self._weigh(map(itemgetter(1, 4), applied))
+        gradients_of, total = self.gradients_of, self._gradients
         for t, publish, gradients in map(itemgetter(0, 5, 6), applied):
             while len(gradients_of) < t:  # a group whose deadline passed had no last update
-                gradients_of.append(self._gradients)
-            self._gradients += gradients
+                gradients_of.append(total)
+            total += gradients
             if publish:
-                gradients_of.append(self._gradients)
+                gradients_of.append(total)
+        self._gradients = total
 
-    def _round(self) -> None:
-        self._digits, exact, self.weights = ROUNDED_DIGITS, self.weights, Counter()
-        for (staleness, alpha_t), count in exact.items():
-            self.weights[staleness, self._rounded(alpha_t)] += count
-
-    def _rounded(self, alpha_t: float) -> float:
-        return alpha_t if self._digits is None else float(f"{alpha_t:.{self._digits}g}")
+    def _weigh(self, weights: Iterable[tuple[int, float]]) -> None:
+        self.weights.update(map(_rounded, weights) if self._rounds else weights)
+        if not self._rounds and len(self.weights) > WEIGHTS_MAX:
+            self._rounds, exact, self.weights = True, self.weights, Counter()
+            for weight, count in exact.items():
+                self.weights[_rounded(weight)] += count
 
     def _evaluated(self, rows: Rows) -> None:
         self.evaluations.extend(map(Evaluation._make, rows))
@@ -258,35 +258,35 @@ class RunFold:
         self.ended = str(json.loads(rows[-1][0]).get("reason", ""))
 
 
-class VersionWeights:
-    """Tells what every update weighs in its version once that is complete: its part of the mean under FedAvg."""
+class VersionUpdates:
+    """Gathers the applied updates of a version until it is complete: under FedAvg a version has several."""
 
-    def __init__(self, tell: Callable[[Any, float], None]) -> None:
-        """`tell` hears of each update, and of its weight."""
-        self._tell = tell
+    def __init__(self, complete: Callable[[Sequence[tuple[Any, float, float]]], None]) -> None:
+        """`complete` is given the updates of a version in the order of mixing, each as (update, keep, new)."""
+        self._complete = complete
         self._t = 0
-        self._open: list[tuple[Any, float, float]] = []
+        self._gathered: list[tuple[Any, float, float]] = []
 
     def add(self, update: Any, t: int, keep: float, new: float, *, publish: bool) -> None:
-        """The next applied update; None is one that was lost and weighs nothing."""
+        """The next applied update; None is one that was lost and is in no version."""
         if t != self._t:
-            self._complete()  # a group that went on with what had arrived
+            self.settle(self._t)  # a group that went on with what had arrived
         self._t = t
         if update is not None:
-            self._open.append((update, keep, new))
+            self._gathered.append((update, keep, new))
         if publish:
-            self._complete()
+            self.settle(t)
 
     def settle(self, t: int) -> None:
         """Version t is there, whether or not an update said that it was the last one."""
-        if self._t <= t:
-            self._complete()
+        if self._gathered and self._t <= t:
+            self._complete(self._gathered)
+            self._gathered.clear()
 
-    def _complete(self) -> None:
-        if self._open:
-            for update, weight in weights_in_version(self._open):
-                self._tell(update, weight)
-            self._open.clear()
+
+def _rounded(weight: tuple[int, float]) -> tuple[int, float]:
+    staleness, alpha_t = weight
+    return staleness, float(f"{alpha_t:.{ROUNDED_DIGITS}g}")
 
 
 def _takers(*some: Mapping[str, Taker]) -> dict[str, list[Taker]]:

@@ -124,6 +124,8 @@ def _shapes(kind: str, columns: str) -> tuple[RowShape, RowShape]:
     return _shape(kind, f"{columns} {lease}"), _shape(kind, f"{columns} {lease} local_iterations gamma")
 
 
+LEASE_COLUMNS = 7
+"""Of a lease whose local iterations and gamma the scheduler did not set."""
 _DECISION = "at t staleness outcome samples gradients decision"
 
 _FLEET_JOINED = _shape("fleet_joined", "at detail")
@@ -189,13 +191,13 @@ def _evaluated(event: Evaluated) -> NewRow:
 
 
 def _leased(command: SendTask, at: float) -> NewRow:
-    lease = command.lease
-    return NewRow(_LEASED[_is_set(lease)], (at, *_of_lease(lease)))
+    lease = _of_lease(command.lease)
+    return NewRow(_LEASED[len(lease) > LEASE_COLUMNS], (at, *lease))
 
 
 def _released(command: ReleaseTask, at: float) -> NewRow:
-    lease = command.lease
-    return NewRow(_RELEASED[_is_set(lease)], (at, _detail(revoked=command.revoked), *_of_lease(lease)))
+    lease = _of_lease(command.lease)
+    return NewRow(_RELEASED[len(lease) > LEASE_COLUMNS], (at, _detail(revoked=command.revoked), *lease))
 
 
 def _answered(command: AnswerPush, at: float) -> NewRow:
@@ -204,13 +206,13 @@ def _answered(command: AnswerPush, at: float) -> NewRow:
         return NewRow(_REPEATED, (at, command.task, command.worker, outcome))
     if decision is None:
         return NewRow(_ANSWERED[outcome], (at, command.task, command.worker, outcome))
-    lease, mix = decision.lease, decision.mix
+    lease, mix = _of_lease(decision.lease), decision.mix
     samples, gradients = int(decision.samples), int(decision.gradients)
     facts = (decision.at, decision.t, decision.staleness, outcome, samples, gradients, decision.sequence)
     if mix is None:
-        return NewRow(_REFUSED[_is_set(lease)], facts + _of_lease(lease))
+        return NewRow(_REFUSED[len(lease) > LEASE_COLUMNS], facts + lease)
     coefficients = (float(mix.keep), float(mix.new), float(mix.base), 1 if mix.publish else 0)
-    return NewRow(_APPLIED[_is_set(lease)], facts + coefficients + _of_lease(lease))
+    return NewRow(_APPLIED[len(lease) > LEASE_COLUMNS], facts + coefficients + lease)
 
 
 def lost_row(at: float, task: int, decision: int) -> NewRow:
@@ -218,13 +220,9 @@ def lost_row(at: float, task: int, decision: int) -> NewRow:
     return NewRow(_LOST, (at, task, decision))
 
 
-def _is_set(lease: Lease) -> bool:
-    return lease.local_iterations is not None or lease.gamma is not None
-
-
 def _of_lease(lease: Lease) -> tuple[object, ...]:
     who = (lease.task, lease.worker, lease.device, lease.number, lease.tau, lease.granted_at, lease.deadline)
-    if not _is_set(lease):
+    if lease.local_iterations is None and lease.gamma is None:
         return who
     iterations = None if lease.local_iterations is None else int(lease.local_iterations)
     return (*who, iterations, None if lease.gamma is None else float(lease.gamma))
@@ -325,8 +323,12 @@ def as_arrival(row: Any) -> UpdateArrived:
 
 def as_evaluation(row: Any) -> Evaluated:
     """The event that an `evaluated` row holds."""
-    metrics = json.loads(row.detail)["metrics"]
-    return Evaluated(row.at, row.t, {name: float(value) for name, value in metrics.items()})
+    return Evaluated(row.at, row.t, metrics_in(row.detail))
+
+
+def metrics_in(detail: str) -> dict[str, float]:
+    """The metrics in the `detail` of an `evaluated` row."""
+    return {name: float(value) for name, value in json.loads(detail)["metrics"].items()}
 
 
 READ_BACK: dict[str, Callable[[Any], Event]] = {
