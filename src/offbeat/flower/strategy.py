@@ -31,6 +31,7 @@ from offbeat.flower.run import Method, Run
 from offbeat.flower.watch import Watch
 from offbeat.protocol.messages import WorkerJoined
 from offbeat.settings import Settings
+from offbeat.storage.fold import RunFold
 from offbeat.storage.json_file import plain
 from offbeat.storage.rows import as_event
 from offbeat.storage.run_folder import RunFolder
@@ -176,10 +177,10 @@ class FedAsync:
 
     def _summary(self, run: Run) -> dict[str, Any]:
         c = run.coordinator
-        mixed, total, largest = run.ledger.staleness()
+        fold = RunFold.of(run.ledger)
         results: dict[str, Any] = {"t": c.t, "epochs": c.plan.epochs, "applied": c.applied, "gradients": c.gradients}
         results |= {"rejected": c.sequence - c.applied, "duplicates": c.duplicates, "wall_s": round(c.at, 3)}
-        results |= {"staleness_mean": total / mixed if mixed else 0.0, "staleness_largest": largest}
+        results |= {"staleness_mean": fold.staleness_mean, "staleness_largest": fold.staleness_largest}
         results |= dict(c.evaluations[-1].metrics) if c.evaluations else {}
         results |= {"x_sha256": hashlib.sha256(run.x.vector.data).hexdigest(), "ended": c.ending}
         results |= {"dir": str(self.dir) if self.dir else None, "task": "flower", "settings": run.folder.settings}

@@ -308,7 +308,7 @@ class Server:
         run, known = self.run, ("t", "epochs", "applied", "gradients", "rejected", "duplicates")
         x_sha256 = hashlib.sha256(run.mixer.x.vector.data).hexdigest()
         results = {name: facts[name] for name in known} | {"wall_s": round(facts["at_s"], 3)}
-        results |= {"staleness_mean": run.staleness.mean, "staleness_largest": run.staleness.largest}
+        results |= self.service.metrics.staleness()
         results |= {**facts["metrics"], "x_sha256": x_sha256, "ended": facts["reason"], "dir": str(self.order.folder)}
         return dict(
             plain(results | {"task": self.begun.about.identity, "settings": self.begun.folder.settings}, "summary")

@@ -30,7 +30,6 @@ from offbeat.protocol.messages import (
     Command,
     Decision,
     Lease,
-    MixUpdate,
     Outcome,
     ServerRestarted,
     Spent,
@@ -122,7 +121,6 @@ class ServedRun:
         self.ledger.on_commit = lambda: self.disk.committed(self.ledger.path)
         self.updater = Updater(threads)
         self.updater.warm()
-        self.staleness = Staleness(self.ledger)
         self.keep_updates = keep_updates
         self._every, self._checkpointing = checkpoint_every, threading.Event()
         self._checkpointed = self._rows = self._bytes = 0
@@ -256,8 +254,6 @@ class ServedRun:
 
     def mix(self, order: Order) -> None:
         """Mix it when its turn comes."""
-        if isinstance(order, MixUpdate):
-            self.staleness.count(order.decision.staleness)
         self.mixer.put(order)
 
     def lease(self, lease: Lease) -> None:
@@ -391,23 +387,6 @@ def decisions_of(ledger: Ledger, tasks: Iterable[int]) -> list[Decision]:
     """The decisions on these tasks that were applied."""
     found = (as_decision(row) for task in tasks for row in ledger.rows("decided", task=task))
     return [decision for decision in found if decision.mix is not None]
-
-
-class Staleness:
-    """Mean and largest staleness of what was applied."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.applied, self.sum, self.largest = ledger.staleness()
-
-    def count(self, staleness: int) -> None:
-        """One more."""
-        self.applied, self.sum = self.applied + 1, self.sum + staleness
-        self.largest = max(self.largest, staleness)
-
-    @property
-    def mean(self) -> float:
-        """0 before the first."""
-        return self.sum / self.applied if self.applied else 0.0
 
 
 def layout_to(layout: Layout) -> dict[str, Any]:

@@ -31,8 +31,7 @@ async def status_of(service: Service) -> dict[str, Any]:
     run = service.run
     facts: dict[str, Any] = counts(run.coordinator) if run.hub.trouble is not None else await service.desk.ask(counts)
     facts |= {
-        "staleness_mean": run.staleness.mean,
-        "staleness_largest": run.staleness.largest,
+        **service.metrics.staleness(),
         "run": service.run_id,
         "task": service.task,
         "devices": service.devices,

@@ -16,10 +16,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from offbeat.protocol.messages import AnswerPush, Evaluated, Finish, VersionPublished
-from offbeat.storage.ledger import CHATTER
+from offbeat.storage.ledger import CHATTER, Ledger
 from offbeat.storage.rows import COMMANDS, EVENTS, KINDS, NewRow, RowShape, rows_of
 
 SPAN_ROWS = 50_000
@@ -140,6 +140,13 @@ class RunFold:
         self._rounds = False
         self._parts = parts
         self._takers = _takers(self._own_takers(), *(part.takers() for part in parts))
+
+    @classmethod
+    def of(cls, ledger: Ledger, *parts: FoldPart) -> Self:
+        """The totals of all rows that are written."""
+        fold = cls(*parts)
+        fold.read(ledger.select, 0, ledger.newest())
+        return fold
 
     # --- totals ------------------------------------------------------------------------------------------------------
 

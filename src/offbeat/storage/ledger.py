@@ -160,14 +160,6 @@ class Ledger:
             cursor = self._connection.execute(f"DELETE FROM events WHERE sequence IN ({which})", (until,))  # noqa: S608
         return cursor.rowcount > 0
 
-    def staleness(self) -> tuple[int, int, int]:
-        """How many updates were applied, and the sum and the largest of their staleness."""
-        query = (
-            "SELECT count(*), sum(staleness), max(staleness) FROM events WHERE kind = 'decided' AND keep IS NOT NULL"
-        )
-        count, total, largest = self.select(query)[0]
-        return count, total or 0, largest or 0
-
     def latest_applied(self, count: int, until: int) -> list[Decision]:
         """The last so many decisions up to this number that were applied."""
         where = "kind = 'decided' AND keep IS NOT NULL AND decision <= ?"

@@ -16,7 +16,7 @@ from typing import Any
 
 from offbeat.errors import InvalidValue, MissingExtra
 from offbeat.storage.json_file import plain
-from offbeat.trackers.sink import About, Point, Window, values_of
+from offbeat.trackers.sink import RunDescription, TrackedPoint, UpdateWindow, values_of
 
 EXPERIMENT = "offbeat"
 KEY, TOLD = "offbeat.key", "offbeat.told"
@@ -50,27 +50,27 @@ class MLflow:
         self._told = 0
         self._waiting: list[Any] = []
 
-    def begin(self, about: About) -> int:
+    def begin(self, run: RunDescription) -> int:
         """Find the run, or make it; answers how much of it is there."""
         self._waiting.clear()
-        self._begun_at = about.begun_at
+        self._begun_at = run.begun_at
         experiment = self._experiment()
-        found = self._client.search_runs([experiment], f"tags.`{KEY}` = '{_quoted(about.key)}'", max_results=1)
+        found = self._client.search_runs([experiment], f"tags.`{KEY}` = '{_quoted(run.key)}'", max_results=1)
         if found:
             self._run, self._told = found[0].info.run_id, int(found[0].data.tags.get(TOLD, 0))
             self._client.update_run(self._run, status="RUNNING")
         else:
-            tags = {KEY: _quoted(about.key), TOLD: "0"}
-            made = self._client.create_run(experiment, self._at_ms(0.0), tags, about.name)
+            tags = {KEY: _quoted(run.key), TOLD: "0"}
+            made = self._client.create_run(experiment, self._at_ms(0.0), tags, run.name)
             self._run, self._told = made.info.run_id, 0
-            self._set(about.settings)
+            self._set(run.settings)
         return self._told
 
-    def metrics(self, point: Point) -> None:
+    def metrics(self, point: TrackedPoint) -> None:
         """The next point."""
         self._say(point, point.t, point.at_s)
 
-    def updates(self, window: Window) -> None:
+    def updates(self, window: UpdateWindow) -> None:
         """The next window, as its means."""
         self._say(window, window.t, window.at_s)
 
@@ -95,7 +95,7 @@ class MLflow:
         """Nothing is open between two requests."""
         self._waiting.clear()
 
-    def _say(self, report: Point | Window, t: int, at_s: float) -> None:
+    def _say(self, report: TrackedPoint | UpdateWindow, t: int, at_s: float) -> None:
         at_ms = self._at_ms(at_s)
         numbers = [self._entities.Metric(_name(n), value, at_ms, t) for n, value in values_of(report).items()]
         if len(self._waiting) + len(numbers) > BATCH:

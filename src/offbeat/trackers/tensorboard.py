@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 
 from offbeat.errors import MissingExtra
-from offbeat.trackers.sink import About, Point, Window, values_of
+from offbeat.trackers.sink import RunDescription, TrackedPoint, UpdateWindow, values_of
 
 BINS = 40
 """Of the histograms of staleness and alpha_t."""
@@ -38,24 +38,24 @@ class TensorBoard:
         self._writer: Any = None
         self._begun_at = 0.0
 
-    def begin(self, about: About) -> int:
+    def begin(self, run: RunDescription) -> int:
         """Whatever an earlier follower wrote of this run is written anew."""
         self.close()
-        ending = f".{crc32(about.key.encode()):08x}.offbeat"
-        folder = place(self.root, about.name, ending)
+        ending = f".{crc32(run.key.encode()):08x}.offbeat"
+        folder = place(self.root, run.name, ending)
         for file in ours(folder, ending):
             file.unlink()
-        self._begun_at = about.begun_at
+        self._begun_at = run.begun_at
         self._writer = self._writers.EventFileWriter(str(folder), QUEUE_MAX, FLUSH_S, ending)
-        settings = {name: _setting(value) for name, value in about.settings.items() if value is not None}
-        self._add(self._hparams.hparams_pb(settings, trial_id=about.key, start_time_secs=about.begun_at), 0, 0.0)
+        settings = {name: _setting(value) for name, value in run.settings.items() if value is not None}
+        self._add(self._hparams.hparams_pb(settings, trial_id=run.key, start_time_secs=run.begun_at), 0, 0.0)
         return 0
 
-    def metrics(self, point: Point) -> None:
+    def metrics(self, point: TrackedPoint) -> None:
         """The next point."""
         self._add(self._scalars(values_of(point)), point.t, point.at_s)
 
-    def updates(self, window: Window) -> None:
+    def updates(self, window: UpdateWindow) -> None:
         """The next window: means as curves, and histograms."""
         summary = self._scalars(values_of(window))
         for name, values in (("offbeat/staleness", window.staleness), ("offbeat/alpha_t", window.alpha_t)):
