@@ -635,11 +635,12 @@ def test_a_report_beside_a_run_is_no_run(tmp_path: Path) -> None:
     assert simulation.run().summary["t"] == 100  # it can still go on
 
 
-def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path) -> None:
+@pytest.mark.parametrize("missing", ["matplotlib", "jinja2"])
+def test_without_its_extra_one_line_says_what_to_install(tmp_path: Path, missing: str) -> None:
     simulated(tmp_path / "run")
     program = f"""
 import sys
-sys.modules["matplotlib"] = None
+sys.modules[{missing!r}] = None
 from offbeat.report import report
 from offbeat.errors import MissingExtra
 try:
@@ -648,7 +649,7 @@ except MissingExtra as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "matplotlib is not installed; run: pip install 'offbeat[plots]'"
+    assert done.stdout.strip() == f"{missing} is not installed; run: pip install 'offbeat[plots]'"
     assert not (tmp_path / "run" / "report.html").exists()
 
 

@@ -27,7 +27,7 @@ def report(folder: Path, out: Path | None, token: str | None, ca: Path | None, a
     Without OUT.html it is DIR/report.html.
     """
     from offbeat.report import report as write
-    from offbeat.report.words import size
+    from offbeat.report.wording import size
 
     with _progress() as tell:
         path = write(folder, out, trouble=_trouble(folder, token, ca), tell=tell)

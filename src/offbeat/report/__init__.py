@@ -2,7 +2,8 @@
 
 Rules kept here:
 - The file is written whole or not at all.
-- Pictures are an extra: without matplotlib one line says what to install, before anything is read.
+- Pictures and templates are an extra: without matplotlib or Jinja2 one line says what to install, before anything is
+  read.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
 from offbeat.report.curves import RunCurve
 from offbeat.report.facts import RunFacts, read_run, runs_under
-from offbeat.report.words import clean
+from offbeat.report.wording import clean
 from offbeat.storage.aside import aside
 from offbeat.storage.run_folder import SETTINGS
 
 if TYPE_CHECKING:
-    from offbeat.report.comparison import Measured, Unreadable
+    from offbeat.report.comparison import ComparedRun, Unreadable
     from offbeat.sim.curve import CurvePoint
 
 __all__ = ["REPORT", "curve_run", "report", "report_curves"]
@@ -45,7 +46,7 @@ def report(
     """
     folder = Path(folder)
     out, at = Path(out or folder / REPORT), now or datetime.now().astimezone()
-    _pictures()
+    _refuse_missing()
     if (folder / SETTINGS).is_file():
         tell(0, 1)
         page = _run_page(folder, at, trouble)
@@ -55,9 +56,9 @@ def report(
     return _written(out, page)
 
 
-def report_curves(out: Path | str, title: str, runs: Sequence["Measured"], *, now: datetime | None = None) -> Path:
+def report_curves(out: Path | str, title: str, runs: Sequence["ComparedRun"], *, now: datetime | None = None) -> Path:
     """Write a comparison of runs of which only curves and results are left; `curve_run` makes each of them."""
-    _pictures()
+    _refuse_missing()
     if not runs:
         raise InvalidValue(f"there is no run to report on in {title!r}")
     return _written(Path(out), _comparison_page(title, runs, now or datetime.now().astimezone()))
@@ -65,19 +66,19 @@ def report_curves(out: Path | str, title: str, runs: Sequence["Measured"], *, no
 
 def curve_run(
     label: str, settings: Mapping[str, Any], points: Sequence["CurvePoint"], results: Mapping[str, float | None]
-) -> "Measured":
+) -> "ComparedRun":
     """A run of `report_curves`: its method's label, settings (with `task` and `seed`), points, and results by name."""
-    from offbeat.report.comparison import Measured
+    from offbeat.report.comparison import ComparedRun
 
-    return Measured(label, settings, RunCurve.of(points), results)
+    return ComparedRun(label, settings, RunCurve.of(points), results)
 
 
 # --- pieces ----------------------------------------------------------------------------------------------------------
 
 
-def _pictures() -> None:
+def _refuse_missing() -> None:
     try:
-        import_module("offbeat.report.pictures")
+        import_module("offbeat.report.run_page")
     except ModuleNotFoundError as error:
         raise MissingExtra(str(error.name), "plots") from error
 
@@ -89,7 +90,7 @@ def _run_page(folder: Path, at: datetime, trouble: str | None) -> str:
 
 
 def _comparison_page(
-    title: str, runs: Sequence["Measured"], at: datetime, unreadable: Sequence["Unreadable"] = ()
+    title: str, runs: Sequence["ComparedRun"], at: datetime, unreadable: Sequence["Unreadable"] = ()
 ) -> str:
     from offbeat.report.comparison import comparison_page
 
@@ -102,7 +103,7 @@ def _written(out: Path, page: str) -> Path:
     return out
 
 
-def _read_all(folder: Path, tell: Tell) -> tuple[list["Measured"], list["Unreadable"]]:
+def _read_all(folder: Path, tell: Tell) -> tuple[list["ComparedRun"], list["Unreadable"]]:
     from offbeat.report.comparison import Unreadable
 
     paths = runs_under(folder)
@@ -119,9 +120,9 @@ def _read_all(folder: Path, tell: Tell) -> tuple[list["Measured"], list["Unreada
     return runs, unreadable
 
 
-def _measured(folder: Path, facts: RunFacts) -> "Measured":
+def _measured(folder: Path, facts: RunFacts) -> "ComparedRun":
     """What a comparison needs of a run; its ledger's sums are let go."""
-    from offbeat.report.comparison import Measured
+    from offbeat.report.comparison import ComparedRun
     from offbeat.report.wrong import count_wrong
 
     name = facts.folder.relative_to(folder)
@@ -135,4 +136,4 @@ def _measured(folder: Path, facts: RunFacts) -> "Measured":
         "staleness_mean": fold.staleness_mean,
     }
     wrong = count_wrong(facts)
-    return Measured(str(label), facts.settings, facts.curve, results, facts.state, wrong, str(name))
+    return ComparedRun(str(label), facts.settings, facts.curve, results, facts.state, wrong, str(name))

@@ -10,26 +10,22 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from offbeat.report import pictures, words
-from offbeat.report.chosen import ABOUT, PER_RUN, defaults, differing, settings_list, shown
-from offbeat.report.curves import RunCurve, averaged
-from offbeat.report.page import (
-    NOTHING,
-    Html,
-    document,
-    joined,
-    paragraph,
-    picture,
-    section,
-    swatch,
-    table,
-    tag,
-    text,
-    value,
-)
-from offbeat.report.page import pictures as side_by_side
-from offbeat.sim.comparison import spread_of
+from markupsafe import Markup
 
+from offbeat.report import pictures, wording
+from offbeat.report.chosen import ABOUT, PER_RUN, defaults, differing, settings_list
+from offbeat.report.curves import RunCurve, averaged
+from offbeat.report.page import render
+
+CONTENTS = {
+    "curves": "Curves",
+    "results": "Results",
+    "differ": "Settings that differ",
+    "runs": "All runs",
+    "same": "Common settings",
+}
+DASHES = {"-": "", "--": "5 2.5", ":": "1.2 2.2", "-.": "5 2 1.2 2"}
+"""Of a line's style, as SVG says it."""
 METRICS_MAX = 3
 """Metrics that are drawn."""
 POINTS_MAX = 6_000
@@ -45,7 +41,7 @@ COUNTS = {
 }
 
 
-class Measured(NamedTuple):
+class ComparedRun(NamedTuple):
     """A run as a comparison sees it."""
 
     label: str
@@ -62,11 +58,11 @@ class Measured(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ComparedMethod:
     """Runs that differ in nothing but the seed."""
 
     label: str
-    runs: Sequence[Measured]
+    runs: Sequence[ComparedRun]
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -77,6 +73,15 @@ class Line:
         """The last value of every run that has one."""
         return [last for run in self.runs if (last := run.curve.last(metric)) is not None]
 
+    def counted(self, name: str) -> list[float | None]:
+        """One of COUNTS, of every run."""
+        return [run.results.get(name) for run in self.runs]
+
+    @property
+    def seconds(self) -> list[float]:
+        """How long every run took."""
+        return [run.curve.ended_at for run in self.runs]
+
 
 class Unreadable(NamedTuple):
     """A run that could not be read, and why."""
@@ -85,167 +90,88 @@ class Unreadable(NamedTuple):
     why: str
 
 
-def lines_of(runs: Sequence[Measured]) -> list[Line]:
+def methods_of(runs: Sequence[ComparedRun]) -> list[ComparedMethod]:
     """Runs by method, in the order in which they came."""
-    found: dict[tuple[str, str], list[Measured]] = {}
+    found: dict[tuple[str, str], list[ComparedRun]] = {}
     for run in runs:
         same = {name: one for name, one in run.settings.items() if name not in PER_RUN}
         found.setdefault((run.label, repr(sorted(same.items()))), []).append(run)
-    return [Line(label, members) for (label, _), members in found.items()]
+    return [ComparedMethod(label, members) for (label, _), members in found.items()]
 
 
-def comparison_page(title: str, runs: Sequence[Measured], at: datetime, unreadable: Sequence[Unreadable] = ()) -> str:
+def comparison_page(
+    title: str, runs: Sequence[ComparedRun], at: datetime, unreadable: Sequence[Unreadable] = ()
+) -> str:
     """The whole file."""
-    lines = lines_of(runs)
-    metrics = _metrics(runs)
-    own = section("runs", "All runs", _runs(runs, metrics), _unreadable(unreadable))
-    sections = {
-        "curves": ("Curves", section("curves", "Curves", _overlays(lines, metrics))),
-        "results": ("Results", section("results", "Results", _results(lines, metrics))),
-        "differ": ("Settings that differ", section("differ", "Settings that differ", _differing(lines))),
-        "runs": ("All runs", own),
-        "same": ("Common settings", section("same", "Settings that all have in common", _common(lines))),
-    }
-    heading = tag("h1", text(title))
-    unfinished = sum(run.state != "finished" for run in runs)
-    said = f"{words.many(len(runs), 'run')} of {words.many(len(lines), 'method')}"
-    said += f"; {unfinished:,} not finished." if unfinished else ", all finished."
-    return document(words.clean(title), joined((heading, paragraph(text(said)))), sections, at)
+    methods, metrics = methods_of(runs), _metrics(runs)
+    return render(
+        "comparison.html",
+        title=title,
+        at=at,
+        contents=CONTENTS,
+        runs=runs,
+        methods=methods,
+        metrics=metrics,
+        unfinished=sum(run.state != "finished" for run in runs),
+        legend=[_legend(number, method) for number, method in enumerate(methods[: pictures.LINES_MAX])],
+        overlays={name: list(_overlay(methods, number, name)) for number, name in enumerate(metrics[:METRICS_MAX])},
+        about_curves=_about_curves(methods, metrics),
+        counts={name: said for name, said in COUNTS.items() if any(name in run.results for run in runs)},
+        differing=differing([method.settings for method in methods]),
+        listed=runs[:LISTED_MAX],
+        wrong_known=any(run.wrong is not None for run in runs),
+        unreadable=unreadable,
+        **_common(methods),
+    )
 
 
-def _metrics(runs: Sequence[Measured]) -> list[str]:
+def _metrics(runs: Sequence[ComparedRun]) -> list[str]:
     """All metrics: what most runs have comes first, and what a task names last before its others."""
     names = dict.fromkeys(name for run in runs for name in reversed(run.curve.metrics))
     return sorted(names, key=lambda name: -sum(name in run.curve.metrics for run in runs))
 
 
-# --- pictures --------------------------------------------------------------------------------------------------------
+def _legend(number: int, method: ComparedMethod) -> tuple[int, str, str]:
+    colour, dash = pictures.look(number)
+    return colour, DASHES[dash], method.label
 
 
-def _overlays(lines: Sequence[Line], metrics: Sequence[str]) -> Html:
-    if not metrics:
-        return paragraph(text("Nothing was measured, so there is nothing to draw."))
-    shown_metrics = metrics[:METRICS_MAX]
-    drawn = [
-        joined((tag("h3", text(name)), side_by_side(*_overlay(lines, number, name))))
-        for number, name in enumerate(shown_metrics)
-    ]
-    spread = any(len(line.runs) > 1 for line in lines)
+def _about_curves(methods: Sequence[ComparedMethod], metrics: Sequence[str]) -> str:
+    spread = any(len(method.runs) > 1 for method in methods)
     said = "A line is the mean of its seeds, the band their standard deviation." if spread else ""
-    left = len(lines) - pictures.LINES_MAX
+    left = len(methods) - pictures.LINES_MAX
     said += f" The last {left:,} methods are not drawn." if left > 0 else ""
-    more = len(metrics) - len(shown_metrics)
-    said += f" {words.many(more, 'metric')} more not drawn." if more else ""
-    return joined((_legend(lines), *drawn, paragraph(text(said), kind="soft") if said else NOTHING))
+    more = len(metrics[METRICS_MAX:])
+    return said + (f" {wording.many(more, 'metric')} more not drawn." if more else "")
 
 
-def _overlay(lines: Sequence[Line], number: int, metric: str) -> Iterator[Html]:
-    clock, longest = _clock(lines)
-    unit, seconds = words.time_axis(longest)
+def _overlay(methods: Sequence[ComparedMethod], number: int, metric: str) -> Iterator[Markup]:
+    clock, longest = _clock(methods)
+    unit, seconds = wording.time_axis(longest)
     axes = (
         ("t", "epochs", "epochs (versions published)", 1.0),
         ("at", "time", f"{clock} ({unit})", seconds),
         ("gradients", "gradients", "gradients (local iterations applied)", 1.0),
     )
-    most = max(30, POINTS_MAX // max(1, len(lines)))
+    most = max(30, POINTS_MAX // max(1, len(methods)))
     for axis, short, label, scale in axes:
-        curves = [averaged([run.curve.along(axis, metric) for run in line.runs], most) for line in lines]
+        curves = [averaged([run.curve.along(axis, metric) for run in method.runs], most) for method in methods]
         scaled = [(x / scale, mean, spread) for x, mean, spread in curves]
         key = f"overlay-{number}-{short}"
-        yield picture(pictures.overlay(key, scaled, label=label, metric=metric, short=short))
+        yield pictures.overlay(key, scaled, label=label, metric=metric, short=short)
 
 
-def _clock(lines: Sequence[Line]) -> tuple[str, float]:
+def _clock(methods: Sequence[ComparedMethod]) -> tuple[str, float]:
     """What time is called, and how long the longest run took."""
-    runs = [run for line in lines for run in line.runs]
+    runs = [run for method in methods for run in method.runs]
     names = {"run time" if run.settings.get("served") else "virtual time" for run in runs}
     return names.pop() if len(names) == 1 else "time", max((run.curve.ended_at for run in runs), default=0.0)
 
 
-def _legend(lines: Sequence[Line]) -> Html:
-    items = [
-        tag("li", swatch(*pictures.look(number)), text(line.label))
-        for number, line in enumerate(lines[: pictures.LINES_MAX])
-    ]
-    return tag("ul", *items, class_="legend")
-
-
-# --- tables ----------------------------------------------------------------------------------------------------------
-
-
-def _results(lines: Sequence[Line], metrics: Sequence[str]) -> Html:
-    known = {name: said for name, said in COUNTS.items() if any(name in r.results for line in lines for r in line.runs)}
-    rows = [
-        [
-            text(line.label),
-            value(len(line.runs)),
-            *(_mean(line.finals(metric)) for metric in metrics),
-            *(_mean([run.results.get(name) for run in line.runs]) for name in known),
-            _time([run.curve.ended_at for run in line.runs]),
-        ]
-        for line in lines
-    ]
-    return table("methods", ("method", "runs", *metrics, *known.values(), "time"), rows)
-
-
-def _mean(values: Sequence[float | None]) -> Html:
-    known = [float(one) for one in values if one is not None]
-    if not known:
-        return text(words.UNKNOWN)
-    return value(sum(known) / len(known), words.with_spread(known, spread_of(known)))
-
-
-def _time(seconds: Sequence[float]) -> Html:
-    mean = sum(seconds) / len(seconds)
-    return value(mean, words.duration(mean))
-
-
-def _runs(runs: Sequence[Measured], metrics: Sequence[str]) -> Html:
-    counted = any(run.wrong is not None for run in runs)
-    rows = [
-        [
-            text(run.name or run.label),
-            tag("span", text(run.state), class_=run.state),
-            value(run.settings.get("seed")),
-            *(_exactly(run.curve.last(metric)) for metric in metrics),
-            value(run.results.get("t")),
-            *([value(run.wrong)] if counted else []),
-        ]
-        for run in runs[:LISTED_MAX]
-    ]
-    headings = ("run", "state", "seed", *metrics, "epochs", *(("went wrong",) if counted else ()))
-    shown_table = table("each", headings, rows, words=2)
-    more = len(runs) - len(rows)
-    return joined((shown_table, paragraph(text(f"And {words.many(more, 'run')} more.")) if more > 0 else NOTHING))
-
-
-def _exactly(exact: float | None) -> Html:
-    return value(exact, words.number(exact))
-
-
-def _differing(lines: Sequence[Line]) -> Html:
-    names = differing([line.settings for line in lines])
-    if not names:
-        return paragraph(text("None, but for the seed."))
-    rows = [
-        [text(line.label), *(tag("code", text(shown(line.settings.get(name)), 200)) for name in names)]
-        for line in lines
-    ]
-    return table("differing", ("method", *names), rows, words=1 + len(names))
-
-
-def _common(lines: Sequence[Line]) -> Html:
-    settings, usual = lines[0].settings, defaults()
-    apart = {*differing([line.settings for line in lines]), *PER_RUN}
+def _common(methods: Sequence[ComparedMethod]) -> dict[str, Any]:
+    settings, usual = methods[0].settings, defaults()
+    apart = {*differing([method.settings for method in methods]), *PER_RUN}
     common = [name for name in settings if name not in apart]
     changed = [name for name in common if name in ABOUT or settings[name] != usual.get(name)]
     rest = [name for name in common if name not in changed]
-    default = joined((tag("h3", text("As by default")), settings_list(settings, rest)))
-    return joined((settings_list(settings, changed), default if rest else NOTHING))
-
-
-def _unreadable(unreadable: Sequence[Unreadable]) -> Html:
-    if not unreadable:
-        return NOTHING
-    rows = [(text(one.name), text(one.why)) for one in unreadable]
-    return joined((tag("h3", text("Runs that cannot be read")), table("unreadable", ("run", "why"), rows, words=2)))
+    return {"common": settings_list(settings, changed), "common_defaults": settings_list(settings, rest)}

@@ -1,7 +1,7 @@
 """Owns a simulated run's curve, and what it leaves as tables beside its ledger: the curve and whose data count."""
 
 import csv
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from offbeat.protocol.messages import (
     UpdateArrived,
 )
 from offbeat.storage.fold import RunFold, folded_rows
-from offbeat.storage.rows import NewRow
+from offbeat.storage.rows import NewRow, RowMaker
 
 CURVE = "metrics.csv"
 CONTRIBUTION = "contribution.csv"
@@ -40,7 +40,7 @@ class CurveRecorder:
 
     def __init__(self, model_bytes: int, *, keep_decisions: bool) -> None:
         self.model_bytes = model_bytes
-        self.rows: Callable[[Event, list[Command]], list[NewRow]] = folded_rows
+        self.rows: RowMaker = folded_rows
         """Gives the rows of an event and its commands; a ledger's `record`, where the run has one."""
         self.decisions: list[Decision] | None = [] if keep_decisions else None
         """Every applied decision, where they are kept."""
@@ -67,20 +67,23 @@ class CurveRecorder:
 
     def record(self, event: Event, commands: list[Command]) -> None:
         """Take note of one event and what it led to."""
-        self._waiting += self.rows(event, commands)
-        if len(self._waiting) >= FOLDED_ROWS:
-            self.fold  # noqa: B018 (folds what waits)
-        if type(event) is UpdateArrived:
+        rows, what = self.rows(event, commands), type(event)
+        if rows:
+            self._waiting += rows
+            if len(self._waiting) >= FOLDED_ROWS:
+                self.fold  # noqa: B018 (folds what waits)
+        if what is UpdateArrived:
             self.arrived += 1
-        elif type(event) is Evaluated:
+        elif isinstance(event, Evaluated):
             at, travelled = self._evaluating.pop(event.t, (event.at, self.sent + self.arrived))
             self._measured.append((event.t, at, travelled, event.metrics))
         for command in commands:
-            if type(command) is SendTask:
+            order = type(command)
+            if order is SendTask:
                 self.sent += 1
-            elif type(command) is EvaluateModel:
+            elif isinstance(command, EvaluateModel):
                 self._evaluating[command.t] = (event.at, self.sent + self.arrived)
-            elif type(command) is MixUpdate and self.decisions is not None:
+            elif isinstance(command, MixUpdate) and self.decisions is not None:
                 self.decisions.append(command.decision)
 
 

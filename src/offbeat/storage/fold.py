@@ -14,13 +14,13 @@ import json
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, Self
 
 from offbeat.protocol.messages import AnswerPush, Evaluated, Finish, VersionPublished
 from offbeat.storage.ledger import CHATTER, Ledger
-from offbeat.storage.rows import COMMANDS, EVENTS, KINDS, NewRow, RowShape, rows_of
+from offbeat.storage.rows import COMMANDS, EVENTS, KINDS, NewRow, RowShape, row_maker
 
 SPAN_ROWS = 50_000
 """Rows that one piece covers at most when a ledger is read."""
@@ -85,10 +85,9 @@ _COUNTS = (
 KEEP = FEEDS["decided"].columns.index("keep")
 """Where a decision's coefficient is: None where the update was refused."""
 
-folded_rows = partial(
-    rows_of,
-    events={event: EVENTS[event] for event in (VersionPublished, Evaluated)},
-    answers={command: COMMANDS[command] for command in (AnswerPush, Finish)},
+folded_rows = row_maker(
+    {event: EVENTS[event] for event in (VersionPublished, Evaluated)},
+    {command: COMMANDS[command] for command in (AnswerPush, Finish)},
 )
 """Makes only the rows that `RunFold` reads columns of: a run that keeps no ledger needs no others."""
 

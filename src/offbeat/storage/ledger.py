@@ -21,6 +21,7 @@ from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.protocol.messages import Command, Decision, Evaluated, Event, UpdateArrived
 from offbeat.storage.aside import aside
 from offbeat.storage.rows import (
+    COMMANDS,
     EVENTS,
     KINDS,
     VERBOSE,
@@ -32,7 +33,7 @@ from offbeat.storage.rows import (
     as_evaluation,
     lost_row,
     read,
-    rows_of,
+    row_maker,
 )
 
 SCHEMA = 1
@@ -67,7 +68,7 @@ class Ledger:
         self.path, self.read_only = path, read_only
         self._connection = connection
         self.verbose = self._meta()["verbose"] == "1"
-        self._events = EVENTS | VERBOSE if self.verbose else EVENTS
+        self._rows_of = row_maker(EVENTS | VERBOSE if self.verbose else EVENTS, COMMANDS)
         self._waiting: list[NewRow] = []
         self.on_commit: Callable[[], None] = lambda: None
         """Hears that a transaction was committed."""
@@ -113,7 +114,7 @@ class Ledger:
 
     def record(self, event: Event, commands: list[Command]) -> list[NewRow]:
         """Take down an event and what the coordinator answered; its rows are on disk after the next `flush`."""
-        rows = rows_of(event, commands, self._events)
+        rows = self._rows_of(event, commands)
         self._waiting += rows
         if len(self._waiting) >= BUFFER_ROWS:
             self.flush()

@@ -270,20 +270,22 @@ ToRow = Callable[[Any], NewRow]
 AnswerToRow = Callable[[Any, float], NewRow]
 
 
-def rows_of(
-    event: Event,
-    commands: list[Command],
-    events: Mapping[type[Event], ToRow] = EVENTS,
-    answers: Mapping[type[Command], AnswerToRow] = COMMANDS,
-) -> list[NewRow]:
-    """The rows of an event and of what the coordinator answered, of those kinds that are asked for."""
-    entry = events.get(type(event))
-    rows = [] if entry is None else [entry(event)]
-    for command in commands:
-        answer = answers.get(type(command))
-        if answer is not None:
-            rows.append(answer(command, event.at))
-    return rows
+RowMaker = Callable[[Event, list[Command]], list[NewRow]]
+
+
+def row_maker(events: Mapping[type[Event], ToRow], answers: Mapping[type[Command], AnswerToRow]) -> RowMaker:
+    """Makes the rows of an event and of what the coordinator answered, of these kinds alone."""
+
+    def rows_of(event: Event, commands: list[Command]) -> list[NewRow]:
+        entry = events.get(type(event))
+        rows = [] if entry is None else [entry(event)]
+        for command in commands:
+            answer = answers.get(type(command))
+            if answer is not None:
+                rows.append(answer(command, event.at))
+        return rows
+
+    return rows_of
 
 
 # --- rows to messages ------------------------------------------------------------------------------------------------

@@ -5,10 +5,7 @@ from collections import Counter
 from typing import Any
 
 from offbeat import method
-from offbeat.core.rules import Facts
-from offbeat.errors import OffbeatError
 from offbeat.protocol.messages import Spent
-from offbeat.settings import Settings
 from offbeat.storage.fleet_fold import EndedTask, WorkerTotals
 from offbeat.web.reading import Reading
 from offbeat.web.series import open_over_time, thinned
@@ -21,7 +18,6 @@ CURVE_POINTS = 200
 CURVE_LEAST = 16
 """The curve goes at least this far, also where nothing was that stale yet."""
 WORKERS_MAX, TASKS_MAX, STEPS_MAX = 60, 1500, 500
-OF_THE_RULE = ("rule", "alpha", "alpha_schedule", "staleness_fn")
 
 
 def asynchrony(reading: Reading) -> dict[str, Any]:
@@ -73,19 +69,10 @@ def _neighbourhoods(counts: Counter[tuple[int, float]]) -> dict[tuple[int, float
 
 def function(reading: Reading) -> list[dict[str, Any]]:
     """What the rule makes an update weigh, by its staleness; empty where that is no function of it."""
-    try:
-        settings = {name: reading.settings[name] for name in OF_THE_RULE if name in reading.settings}
-        rule = method.rule_of(Settings.of(settings))
-        if rule.group:  # a mean has no weight of its own
-            return []
-        last = max(CURVE_LEAST, *reading.fold.staleness, 0)
-        t = max(reading.fold.t, last) + 1
-        return [
-            {"staleness": u, "alpha_t": rule.decide(Facts(t, t - 1 - u), rule.memory)[0].new}
-            for u in thinned(range(last + 1), CURVE_POINTS)
-        ]
-    except OffbeatError:  # a rule of the user's own, of which the folder has only the name
-        return []
+    last = max(CURVE_LEAST, *reading.fold.staleness, 0)
+    t = max(reading.fold.t, last) + 1
+    curve = method.rule_curve(reading.settings, t, thinned(range(last + 1), CURVE_POINTS))
+    return [{"staleness": u, "alpha_t": alpha_t} for u, alpha_t in curve]
 
 
 # --- who works when --------------------------------------------------------------------------------------------------
