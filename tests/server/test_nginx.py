@@ -22,7 +22,7 @@ from offbeat.server.access import TOKENS, Role, TokenBook
 from offbeat.server.life import Order
 from offbeat.server.settings import Door
 from offbeat.web.login import TRIES_MAX
-from offbeat.web.served import furnish
+from offbeat.web.served_page import furnish
 from offbeat.worker.answers import Refused
 from offbeat.worker.calls import Calls, Hello, common_headers
 from offbeat.worker.http import Http

@@ -45,8 +45,8 @@ from offbeat.protocol.messages import (
     WorkerReadmitted,
 )
 from offbeat.report import curve_run, pictures, report, report_curves, run_page
-from offbeat.report.curves import averaged, thinned
 from offbeat.report.facts import read_run, runs_under
+from offbeat.report.run_curve import averaged, thinned
 from offbeat.report.troubles import LISTED_MAX
 from offbeat.report.wrong import REFUSED
 from offbeat.settings import Settings

@@ -13,7 +13,7 @@ from offbeat.server.access import TOKENS, Role, TokenBook
 from offbeat.server.life import Order
 from offbeat.server.settings import Door
 from offbeat.web.pages import POLICY
-from offbeat.web.served import furnish
+from offbeat.web.served_page import furnish
 from tests.server import serving as served
 from tests.server.serving import Running, Worker, serving
 from tests.server.speaking import file_of, ones, refused, until

@@ -41,7 +41,7 @@ def serve(
     try:
         from offbeat.server import life
         from offbeat.server.settings import Door, ServerSettings
-        from offbeat.web.served import furnish
+        from offbeat.web.served_page import furnish
     except ModuleNotFoundError as error:
         raise MissingExtra(str(error.name), "serve") from error
     ours = {field.name for field in fields(ServerSettings)}

@@ -26,7 +26,7 @@ def ui(folder: Path, port: int, host: str) -> None:
     from offbeat.cli.standing import run_folders
 
     try:
-        from offbeat.web.ui import serve
+        from offbeat.web.ui_server import serve
     except ModuleNotFoundError as error:
         raise MissingExtra(str(error.name), "web") from error
     serve(folder, run_folders, host=host, port=port, ready=_say)

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
-from offbeat.report.curves import RunCurve
 from offbeat.report.facts import RunFacts, read_run, runs_under
+from offbeat.report.run_curve import RunCurve
 from offbeat.report.wording import clean
 from offbeat.storage.aside import aside
 from offbeat.storage.run_folder import SETTINGS
 
 if TYPE_CHECKING:
-    from offbeat.report.comparison import ComparedRun, Unreadable
+    from offbeat.report.comparison_page import ComparedRun, Unreadable
     from offbeat.sim.curve import CurvePoint
 
 __all__ = ["REPORT", "curve_run", "report", "report_curves"]
@@ -68,7 +68,7 @@ def curve_run(
     label: str, settings: Mapping[str, Any], points: Sequence["CurvePoint"], results: Mapping[str, float | None]
 ) -> "ComparedRun":
     """A run of `report_curves`: its method's label, settings (with `task` and `seed`), points, and results by name."""
-    from offbeat.report.comparison import ComparedRun
+    from offbeat.report.comparison_page import ComparedRun
 
     return ComparedRun(label, settings, RunCurve.of(points), results)
 
@@ -92,7 +92,7 @@ def _run_page(folder: Path, at: datetime, trouble: str | None) -> str:
 def _comparison_page(
     title: str, runs: Sequence["ComparedRun"], at: datetime, unreadable: Sequence["Unreadable"] = ()
 ) -> str:
-    from offbeat.report.comparison import comparison_page
+    from offbeat.report.comparison_page import comparison_page
 
     return comparison_page(title, runs, at, unreadable)
 
@@ -104,7 +104,7 @@ def _written(out: Path, page: str) -> Path:
 
 
 def _read_all(folder: Path, tell: Tell) -> tuple[list["ComparedRun"], list["Unreadable"]]:
-    from offbeat.report.comparison import Unreadable
+    from offbeat.report.comparison_page import Unreadable
 
     paths = runs_under(folder)
     runs, unreadable = [], []
@@ -122,7 +122,7 @@ def _read_all(folder: Path, tell: Tell) -> tuple[list["ComparedRun"], list["Unre
 
 def _measured(folder: Path, facts: RunFacts) -> "ComparedRun":
     """What a comparison needs of a run; its ledger's sums are let go."""
-    from offbeat.report.comparison import ComparedRun
+    from offbeat.report.comparison_page import ComparedRun
     from offbeat.report.wrong import count_wrong
 
     name = facts.folder.relative_to(folder)

@@ -18,7 +18,7 @@ from typing import Any
 
 from offbeat.errors import InvalidValue
 from offbeat.protocol.messages import Outcome
-from offbeat.report.curves import RunCurve
+from offbeat.report.run_curve import RunCurve
 from offbeat.report.troubles import Troubles
 from offbeat.storage.device_fold import DeviceFold
 from offbeat.storage.fold import FEEDS, RunFold, Taker

@@ -23,8 +23,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from offbeat.plots import COLOURS, DASHES, LONGER_MANY
-from offbeat.report.curves import Numbers, thinned
 from offbeat.report.histograms import bars
+from offbeat.report.run_curve import Numbers, thinned
 from offbeat.report.wording import clean
 
 SIZE = (4.6, 3.0)

@@ -34,7 +34,7 @@ HARMLESS = ("refused-finished", "pushes-repeated")
 REASONS_SHOWN = 10
 
 
-class Trouble(NamedTuple):
+class Mishap(NamedTuple):
     """A kind of trouble."""
 
     key: str
@@ -59,24 +59,24 @@ def count_wrong(facts: RunFacts) -> int:
     return sum(one.many for one in _troubles(facts) if one.key not in HARMLESS)
 
 
-def _troubles(facts: RunFacts) -> Iterator[Trouble]:
+def _troubles(facts: RunFacts) -> Iterator[Mishap]:
     """Only what happened."""
     found, outcomes = facts.troubles, facts.fold.rejected()
     yield from _counted("refused", REFUSED, outcomes)
     if found.bad:
-        yield Trouble("bad", "Unreadable updates", found.bad.total(), "Garbage, a wrong shape, or damaged on the way.")
+        yield Mishap("bad", "Unreadable updates", found.bad.total(), "Garbage, a wrong shape, or damaged on the way.")
     if found.quarantines:
-        yield Trouble("quarantines", "Quarantines", found.quarantines, "Workers with too many bad updates in a row.")
+        yield Mishap("quarantines", "Quarantines", found.quarantines, "Workers with too many bad updates in a row.")
     if found.losses:
-        yield Trouble("lost", "Lost updates", found.losses, "Acknowledged, then found damaged, and dropped.")
+        yield Mishap("lost", "Lost updates", found.losses, "Acknowledged, then found damaged, and dropped.")
     yield from _counted("pushes", ANSWERED, facts.fold.kinds)
     yield from _counted("leases", RELEASED, found.released)
     for name, gap in found.gaps.items():
         meaning = f"Evaluations that were not a finite number; the first is of epoch {wording.whole(gap.first_t)}."
-        yield Trouble(f"gap-{name}", f"Not a number: {name}", gap.evaluations, meaning)
+        yield Mishap(f"gap-{name}", f"Not a number: {name}", gap.evaluations, meaning)
 
 
-def _counted(of: str, meanings: Mapping[str, str], counts: Mapping[str, int]) -> Iterator[Trouble]:
+def _counted(of: str, meanings: Mapping[str, str], counts: Mapping[str, int]) -> Iterator[Mishap]:
     for kind, meaning in meanings.items():
         if counts.get(kind):
-            yield Trouble(f"{of}-{kind}", f"{of.capitalize()}: {kind.replace('_', ' ')}", counts[kind], meaning)
+            yield Mishap(f"{of}-{kind}", f"{of.capitalize()}: {kind.replace('_', ' ')}", counts[kind], meaning)

@@ -106,7 +106,7 @@ class FoldPart(Protocol):
         ...
 
 
-class Evaluation(NamedTuple):
+class EvaluatedVersion(NamedTuple):
     """A version that was evaluated; `detail` holds its metrics as the ledger stores them."""
 
     sequence: int
@@ -132,7 +132,7 @@ class RunFold:
         """When every version could be read; version 0 from the start."""
         self.gradients_of = array("q", [0])
         """Gradients in every version decided on."""
-        self.evaluations: list[Evaluation] = []
+        self.evaluations: list[EvaluatedVersion] = []
         self.ended: str | None = None
         """Why the run ended."""
         self._gradients = 0
@@ -258,7 +258,7 @@ class RunFold:
                 self.weights[_rounded(weight)] += count
 
     def _evaluated(self, rows: Rows) -> None:
-        self.evaluations.extend(map(Evaluation._make, rows))
+        self.evaluations.extend(map(EvaluatedVersion._make, rows))
 
     def _finished(self, rows: Rows) -> None:
         self.ended = str(json.loads(rows[-1][0]).get("reason", ""))

@@ -8,7 +8,7 @@ Rules kept here:
 from collections.abc import Mapping
 from operator import itemgetter
 
-from offbeat.storage.fold import Evaluation, Rows, RunFold, Taker
+from offbeat.storage.fold import EvaluatedVersion, Rows, RunFold, Taker
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import metrics_in
 from offbeat.trackers.sink import TrackedPoint, UpdateWindow
@@ -43,7 +43,7 @@ class ProgressReader:
         """The last window, for a run that is over."""
         return [self._windows.window()] if self._windows.count else []
 
-    def _point(self, evaluation: Evaluation) -> TrackedPoint:
+    def _point(self, evaluation: EvaluatedVersion) -> TrackedPoint:
         """At the moment of its publication; x_0 was there from the beginning."""
         t = min(evaluation.t, self._fold.t)
         at, gradients = self._fold.published_at[t], self._fold.gradients_in(t)

@@ -19,11 +19,11 @@ from aiohttp import web
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.server.access import Right, Role, TokenBook
 from offbeat.server.refusals import Refusal, of_http
-from offbeat.web.events import Committed
-from offbeat.web.login import Door
+from offbeat.web.login import PageAccess
 from offbeat.web.pages import HEADERS, STATIC, Assets, refused_page
 from offbeat.web.paths import root_of, to
-from offbeat.web.reading import Reading
+from offbeat.web.run_reader import RunReader
+from offbeat.web.run_watch import Committed
 from offbeat.web.runs import One, Runs
 from offbeat.web.site import Act, Site
 
@@ -33,7 +33,7 @@ log = logging.getLogger("offbeat.web")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Route(NamedTuple):
+class PageRoute(NamedTuple):
     """One path."""
 
     method: str
@@ -48,38 +48,38 @@ class Route(NamedTuple):
 
 
 OF_SITE = (
-    Route("GET", "/static/{name:.+}", Site.static, None),
-    Route("GET", "/session.json", Site.session, None),
-    Route("GET", "/login", Site.page, None, page=True),
-    Route("POST", "/login", Site.login, None, page=True),
-    Route("POST", "/logout", Site.logout, None, page=True, guarded=True),
-    Route("GET", "/runs.json", Site.listed),
-    Route("GET", "/compare", Site.page, page=True),
-    Route("GET", "/compare.json", Site.compare),
+    PageRoute("GET", "/static/{name:.+}", Site.static, None),
+    PageRoute("GET", "/session.json", Site.session, None),
+    PageRoute("GET", "/login", Site.page, None, page=True),
+    PageRoute("POST", "/login", Site.login, None, page=True),
+    PageRoute("POST", "/logout", Site.logout, None, page=True, guarded=True),
+    PageRoute("GET", "/runs.json", Site.listed),
+    PageRoute("GET", "/compare", Site.page, page=True),
+    PageRoute("GET", "/compare.json", Site.compare),
 )
 OF_RUN = (
-    Route("GET", "/", Site.page, page=True),
-    Route("GET", "/asynchrony", Site.page, page=True),
-    Route("GET", "/workers", Site.page, page=True),
-    Route("GET", "/updates", Site.page, page=True),
-    Route("GET", r"/updates/{task:\d+}", Site.page, page=True),
-    Route("GET", "/overview.json", Site.overview),
-    Route("GET", "/asynchrony.json", Site.asynchrony),
-    Route("GET", "/workers.json", Site.workers),
-    Route("GET", "/updates.json", Site.updates),
-    Route("GET", r"/updates/{task:\d+}.json", Site.story),
-    Route("GET", "/events", Site.events),
-    Route("POST", r"/workers/{worker:\d+}/{what:quarantine|readmit}", Site.step_in, Right.MANAGE, guarded=True),
+    PageRoute("GET", "/", Site.page, page=True),
+    PageRoute("GET", "/asynchrony", Site.page, page=True),
+    PageRoute("GET", "/workers", Site.page, page=True),
+    PageRoute("GET", "/updates", Site.page, page=True),
+    PageRoute("GET", r"/updates/{task:\d+}", Site.page, page=True),
+    PageRoute("GET", "/overview.json", Site.overview),
+    PageRoute("GET", "/asynchrony.json", Site.asynchrony),
+    PageRoute("GET", "/workers.json", Site.workers),
+    PageRoute("GET", "/updates.json", Site.updates),
+    PageRoute("GET", r"/updates/{task:\d+}.json", Site.story),
+    PageRoute("GET", "/events", Site.events),
+    PageRoute("POST", r"/workers/{worker:\d+}/{what:quarantine|readmit}", Site.step_in, Right.MANAGE, guarded=True),
 )
 OF_FOLDER = (
-    Route("GET", "/", Site.page, page=True),
-    Route("GET", "/runs/{run}", Site.into, page=True),
+    PageRoute("GET", "/", Site.page, page=True),
+    PageRoute("GET", "/runs/{run}", Site.into, page=True),
 )
 
 
 def mount(
     app: web.Application,
-    reading: Reading,
+    reading: RunReader,
     *,
     tokens: TokenBook | None = None,
     tls: bool = False,
@@ -93,14 +93,14 @@ def mount(
 
     `act` does what an administrator wants; `committed` gives an event that is set when rows are added to the ledger.
     """
-    door = Door(tokens, tls=tls, behind_proxy=behind_proxy, open_role=Role.ADMIN if act else Role.VIEWER)
+    door = PageAccess(tokens, tls=tls, behind_proxy=behind_proxy, open_role=Role.ADMIN if act else Role.VIEWER)
     site = Site(One(reading), door, Assets(static), many=False, act=act, committed=committed)
     return _furnished(app, site, [(prefix, OF_SITE), (prefix, OF_RUN)])
 
 
 def mount_runs(app: web.Application, runs: Runs, *, static: Path = STATIC) -> Site:
     """Add the pages of a folder of runs, open to everybody who can connect."""
-    site = Site(runs, Door(None, open_role=Role.VIEWER), Assets(static), many=True)
+    site = Site(runs, PageAccess(None, open_role=Role.VIEWER), Assets(static), many=True)
     return _furnished(app, site, [("", OF_SITE), ("", OF_FOLDER), ("/runs/{run}", OF_RUN)])
 
 
@@ -120,7 +120,7 @@ def make_app() -> web.Application:
     return web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_refusing])
 
 
-def _furnished(app: web.Application, site: Site, routes: list[tuple[str, tuple[Route, ...]]]) -> Site:
+def _furnished(app: web.Application, site: Site, routes: list[tuple[str, tuple[PageRoute, ...]]]) -> Site:
     for prefix, some in routes:
         for route in some:
             app.router.add_route(route.method, prefix + route.path, _handler(site, route))
@@ -142,7 +142,7 @@ def _furnished(app: web.Application, site: Site, routes: list[tuple[str, tuple[R
     return site
 
 
-def _handler(site: Site, route: Route) -> Handler:
+def _handler(site: Site, route: PageRoute) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
             if route.right is not None:

@@ -7,7 +7,7 @@ from typing import Any
 from offbeat import method
 from offbeat.protocol.messages import Spent
 from offbeat.storage.fleet_fold import EndedTask, WorkerTotals
-from offbeat.web.reading import Reading
+from offbeat.web.run_reader import RunReader
 from offbeat.web.series import open_over_time, thinned
 
 BINS_MAX = 100
@@ -20,7 +20,7 @@ CURVE_LEAST = 16
 WORKERS_MAX, TASKS_MAX, STEPS_MAX = 60, 1500, 500
 
 
-def asynchrony(reading: Reading) -> dict[str, Any]:
+def asynchrony(reading: RunReader) -> dict[str, Any]:
     """What the page of asynchrony draws."""
     fold, fleet = reading.fold, reading.fleet
     steps = open_over_time(fleet.leased_at, fleet.ended_at, STEPS_MAX)
@@ -67,7 +67,7 @@ def _neighbourhoods(counts: Counter[tuple[int, float]]) -> dict[tuple[int, float
     return {pair: total[place] for place, (_, pair) in found.items()}
 
 
-def function(reading: Reading) -> list[dict[str, Any]]:
+def function(reading: RunReader) -> list[dict[str, Any]]:
     """What the rule makes an update weigh, by its staleness; empty where that is no function of it."""
     last = max(CURVE_LEAST, *reading.fold.staleness, 0)
     t = max(reading.fold.t, last) + 1
@@ -78,7 +78,7 @@ def function(reading: Reading) -> list[dict[str, Any]]:
 # --- who works when --------------------------------------------------------------------------------------------------
 
 
-def timeline(reading: Reading) -> dict[str, Any]:
+def timeline(reading: RunReader) -> dict[str, Any]:
     """The newest tasks of the workers that were seen last."""
     chosen = sorted(reading.fleet.workers.values(), key=lambda worker: (-worker.seen_at, worker.number))[:WORKERS_MAX]
     active = [worker for worker in chosen if worker.tasks]
@@ -94,13 +94,13 @@ def timeline(reading: Reading) -> dict[str, Any]:
     }
 
 
-def _open(reading: Reading, workers: list[WorkerTotals]) -> list[dict[str, Any]]:
+def _open(reading: RunReader, workers: list[WorkerTotals]) -> list[dict[str, Any]]:
     held = [(worker.number, worker.task) for worker in workers if worker.task is not None]
     since = reading.fleet.open
     return [_task(EndedTask(task, number, since[task][1], 0.0, None, None, ""), reading) for number, task in held]
 
 
-def _ended(reading: Reading, workers: set[int]) -> list[dict[str, Any]]:
+def _ended(reading: RunReader, workers: set[int]) -> list[dict[str, Any]]:
     """Of a task that was released and came late, what came."""
     found: dict[int, EndedTask] = {}
     for stored in reversed(reading.fleet.recent):
@@ -109,7 +109,7 @@ def _ended(reading: Reading, workers: set[int]) -> list[dict[str, Any]]:
     return [_task(ended, reading) for ended in found.values()]
 
 
-def _task(ended: EndedTask, reading: Reading) -> dict[str, Any]:
+def _task(ended: EndedTask, reading: RunReader) -> dict[str, Any]:
     arrived = ended.staleness is not None
     return {
         "task": ended.task,
@@ -126,7 +126,7 @@ def _task(ended: EndedTask, reading: Reading) -> dict[str, Any]:
 # --- where the time goes ---------------------------------------------------------------------------------------------
 
 
-def _tell_spent(reading: Reading, tasks: list[dict[str, Any]]) -> None:
+def _tell_spent(reading: RunReader, tasks: list[dict[str, Any]]) -> None:
     """Add to each task that arrived how long its worker downloaded, trained and uploaded; null where nobody said."""
     arrived = [task["task"] for task in tasks if task["arrived_s"] is not None]
     with reading.connected() as ledger:

@@ -23,7 +23,7 @@ from offbeat.errors import InvalidValue
 from offbeat.server.access import Right, Role, TokenBook, bearer, digest_of
 from offbeat.server.proxy import address_of, over_tls
 from offbeat.server.refusals import Refusal
-from offbeat.web.visits import FILE, SECRET_BYTES, SESSION_S, Sessions, csrf_of
+from offbeat.web.login_sessions import FILE, SECRET_BYTES, SESSION_S, LoginSessions, csrf_of
 
 COOKIE = "offbeat"
 CSRF = "X-CSRF-Token"
@@ -43,7 +43,7 @@ class Visitor(NamedTuple):
     """What must come with whatever changes something; None where nothing need come."""
 
 
-class Door:
+class PageAccess:
     """Knows visitors by cookie or token."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Door:
         self.tokens, self.tls, self.open_role, self._now = tokens, tls, open_role, now
         self._behind_proxy = behind_proxy
         self._csrf = secrets.token_urlsafe(SECRET_BYTES)
-        self._sessions = Sessions(tokens.path.with_name(FILE) if tokens else None, now)
+        self._sessions = LoginSessions(tokens.path.with_name(FILE) if tokens else None, now)
         self._tries: OrderedDict[str, deque[float]] = OrderedDict()
 
     # --- who looks ---------------------------------------------------------------------------------------------------

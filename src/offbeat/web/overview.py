@@ -6,16 +6,16 @@ from typing import Any
 from offbeat.settings import EPOCHS
 from offbeat.storage.fleet_fold import RATE_UPDATES
 from offbeat.storage.fold import RunFold
-from offbeat.web.reading import Reading
+from offbeat.web.json_values import metrics_of, said
+from offbeat.web.run_reader import RunReader
 from offbeat.web.series import thinned
-from offbeat.web.words import metrics_of, said
 
 CURVE_POINTS = 500
 SILENCE_S = 300.0
 """A run whose last update is older than this is worth a look."""
 
 
-def overview(reading: Reading) -> dict[str, Any]:
+def overview(reading: RunReader) -> dict[str, Any]:
     """Everything at a glance."""
     fold, fleet, now = reading.fold, reading.fleet, reading.now()
     newest = fold.evaluations[-1] if fold.evaluations else None
@@ -43,7 +43,7 @@ def overview(reading: Reading) -> dict[str, Any]:
     }
 
 
-def about(reading: Reading) -> dict[str, Any]:
+def about(reading: RunReader) -> dict[str, Any]:
     """What is being trained, and how."""
     settings = reading.settings
     return {
@@ -99,7 +99,7 @@ def versions_per_s(fold: RunFold, now: float) -> float:
     return (fold.t - before) / (now - since) if now > since else 0.0
 
 
-def eta_s(reading: Reading) -> float | None:
+def eta_s(reading: RunReader) -> float | None:
     """Seconds to the end at this rate, whichever end comes first; null where none is in sight."""
     fold, settings, now = reading.fold, reading.settings, reading.now()
     rate, epochs = versions_per_s(fold, now), epochs_of(settings)
@@ -124,13 +124,13 @@ def epochs_of(settings: dict[str, Any]) -> int | None:
 # --- how it is -------------------------------------------------------------------------------------------------------
 
 
-def health(reading: Reading) -> dict[str, str]:
+def health(reading: RunReader) -> dict[str, str]:
     """One sentence, the most urgent one."""
     level, sentence = _health(reading)
     return {"level": level, "sentence": sentence}
 
 
-def _health(reading: Reading) -> tuple[str, str]:
+def _health(reading: RunReader) -> tuple[str, str]:
     fold, trouble = reading.fold, reading.trouble()
     if trouble:
         return "bad", f"trouble: {trouble}"
@@ -142,7 +142,7 @@ def _health(reading: Reading) -> tuple[str, str]:
     return _of_fleet(reading) or _of_queue(reading) or ("good", "healthy")
 
 
-def _of_fleet(reading: Reading) -> tuple[str, str] | None:
+def _of_fleet(reading: RunReader) -> tuple[str, str] | None:
     here, quarantined = reading.fleet.here(), reading.fleet.quarantined()
     if reading.served and not here:
         return "warning", "no workers: start some with offbeat work"
@@ -152,7 +152,7 @@ def _of_fleet(reading: Reading) -> tuple[str, str] | None:
     return None
 
 
-def _of_queue(reading: Reading) -> tuple[str, str] | None:
+def _of_queue(reading: RunReader) -> tuple[str, str] | None:
     fleet, queue_max = reading.fleet, reading.settings.get("queue_max")
     if queue_max is not None and fleet.queued >= queue_max:
         return "warning", "queue full: workers are told to wait"

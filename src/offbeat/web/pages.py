@@ -11,7 +11,7 @@ from pathlib import Path
 from aiohttp import web
 
 from offbeat.server.refusals import KINDS, Refusal
-from offbeat.web.reading import Stamp, stamp_of
+from offbeat.web.run_reader import Stamp, stamp_of
 
 STATIC = Path(str(resources.files("offbeat.web"))) / "static"
 PAGE = "index.html"

@@ -18,9 +18,9 @@ from typing import Any
 
 from offbeat.errors import OffbeatError
 from offbeat.storage.run_folder import LEDGER, SUMMARY
+from offbeat.web.json_values import metrics_of
 from offbeat.web.overview import about
-from offbeat.web.reading import Reading, Stamp, stamp_of
-from offbeat.web.words import metrics_of
+from offbeat.web.run_reader import RunReader, Stamp, stamp_of
 
 SEARCH_S = 5.0
 READINGS_MAX = 20
@@ -37,16 +37,16 @@ class Runs:
         self._lock = threading.Lock()
         self._folders: dict[str, Path] = {}
         self._searched_at = -inf
-        self._readings: OrderedDict[str, Reading] = OrderedDict()
+        self._readings: OrderedDict[str, RunReader] = OrderedDict()
         self._listed: dict[str, tuple[Stamp, dict[str, Any]]] = {}
 
-    def get(self, name: str) -> Reading | None:
+    def get(self, name: str) -> RunReader | None:
         """The run of this name."""
         with self._lock:
             folder = self._folders.get(name) or self._searched().get(name)
             if folder is None or not (folder / LEDGER).is_file():
                 return None
-            reading = self._readings.pop(name, None) or Reading(folder, name)
+            reading = self._readings.pop(name, None) or RunReader(folder, name)
             self._readings[name] = reading
             while len(self._readings) > READINGS_MAX:
                 self._readings.popitem(last=False)
@@ -72,13 +72,13 @@ class Runs:
         stamp = stamp_of(folder / SUMMARY)
         if stamp is not None and self._listed.get(name, (None,))[0] == stamp:
             return self._listed[name][1]
-        line = line_of(Reading(folder, name))
+        line = line_of(RunReader(folder, name))
         if stamp is not None:  # a finished run stays as it is
             self._listed[name] = (stamp, line)
         return line
 
 
-def line_of(reading: Reading) -> dict[str, Any]:
+def line_of(reading: RunReader) -> dict[str, Any]:
     """One run in a line, without counting its whole ledger."""
     with reading.connected() as ledger:
         t, detail = _newest(ledger, "published", "t"), _newest(ledger, "evaluated", "detail")
@@ -113,10 +113,10 @@ def names_of(folder: Path, runs: Iterable[Path]) -> dict[str, Path]:
 class One:
     """The one run that is served."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: RunReader) -> None:
         self.reading = reading
 
-    def get(self, name: str) -> Reading | None:
+    def get(self, name: str) -> RunReader | None:
         """It, whether or not it is called by its name."""
         return self.reading if name in ("", self.reading.name) else None
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 from offbeat.errors import InvalidValue
 from offbeat.storage.fleet_fold import STATES, WorkerTotals
 from offbeat.web.asked import Query, choice, whole
-from offbeat.web.reading import Reading
+from offbeat.web.run_reader import RunReader
 
 SIZE, SIZE_MAX = 50, 500
 PAGE_MAX = 1_000_000
@@ -29,7 +29,7 @@ SORTS: dict[str, Callable[[WorkerTotals], Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WorkerQuery:
     """Which workers, and in which order."""
 
     sort: str = "worker"
@@ -55,7 +55,7 @@ class Wanted:
         )
 
 
-def workers(reading: Reading, wanted: Wanted) -> dict[str, Any]:
+def workers(reading: RunReader, wanted: WorkerQuery) -> dict[str, Any]:
     """One page of the workers that are wanted."""
     everybody = reading.fleet.workers.values()
     found = [w for w in everybody if _has(w, wanted.text) and wanted.state in ("", w.state)]
@@ -73,7 +73,7 @@ def _has(worker: WorkerTotals, text: str) -> bool:
     return not text or text.casefold() in worker.name.casefold() or text in (str(worker.number), str(worker.device))
 
 
-def _sorted(found: list[WorkerTotals], wanted: Wanted) -> list[WorkerTotals]:
+def _sorted(found: list[WorkerTotals], wanted: WorkerQuery) -> list[WorkerTotals]:
     """Those without a value come last, whatever the order; equal ones by number."""
     key = SORTS[wanted.sort]
     keyed = [(key(worker), worker) for worker in found]

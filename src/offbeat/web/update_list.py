@@ -16,8 +16,8 @@ import numpy as np
 from offbeat.protocol.messages import Outcome, Spent
 from offbeat.storage.rows import Row, read
 from offbeat.web.asked import Query, choice, whole
-from offbeat.web.reading import Reading
-from offbeat.web.words import said
+from offbeat.web.json_values import said
+from offbeat.web.run_reader import RunReader
 
 SIZE, SIZE_MAX = 100, 500
 NEWEST = 10**15 - 1
@@ -31,7 +31,7 @@ _ROWS = "SELECT * FROM events WHERE"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class UpdateQuery:
     """Which updates."""
 
     worker: str = ""
@@ -50,7 +50,7 @@ class Wanted:
         )
 
 
-def updates(reading: Reading, wanted: Wanted) -> dict[str, Any]:
+def updates(reading: RunReader, wanted: UpdateQuery) -> dict[str, Any]:
     """One page of updates, newest first."""
     with reading.connected() as ledger:
         found = _found(reading, ledger, wanted)
@@ -62,7 +62,7 @@ def updates(reading: Reading, wanted: Wanted) -> dict[str, Any]:
     }
 
 
-def _found(reading: Reading, ledger: sqlite3.Connection, wanted: Wanted) -> list[Row]:
+def _found(reading: RunReader, ledger: sqlite3.Connection, wanted: UpdateQuery) -> list[Row]:
     """One more than a page, where there are more."""
     number = None
     if wanted.worker:
@@ -79,7 +79,7 @@ def _found(reading: Reading, ledger: sqlite3.Connection, wanted: Wanted) -> list
     return [read(row) for row in ledger.execute(query, (kind, before, *values, wanted.size + 1))]
 
 
-def _sequences(reading: Reading, worker: int | None, outcome: str, before: int, most: int) -> list[int]:
+def _sequences(reading: RunReader, worker: int | None, outcome: str, before: int, most: int) -> list[int]:
     """The rows of the newest updates of a worker, with an outcome, or both."""
     of_outcome = reading.fleet.decided.get(outcome, ())
     if worker is None:
@@ -99,7 +99,7 @@ def _at(ledger: sqlite3.Connection, sequences: list[int]) -> list[Row]:
     return [read(row) for row in ledger.execute(query, sequences)]
 
 
-def _update(row: Row, reading: Reading) -> dict[str, Any]:
+def _update(row: Row, reading: RunReader) -> dict[str, Any]:
     worker = reading.fleet.of(row.worker or 0)
     return {
         "sequence": row.sequence,
@@ -123,7 +123,7 @@ def _update(row: Row, reading: Reading) -> dict[str, Any]:
 # --- the story of a task ---------------------------------------------------------------------------------------------
 
 
-def story(reading: Reading, task: int) -> dict[str, Any]:
+def story(reading: RunReader, task: int) -> dict[str, Any]:
     """Everything that the ledger says about a task, in order; an empty story where that is nothing."""
     with reading.connected() as ledger:
         query = f"{_ROWS} task = ? ORDER BY sequence LIMIT ?"

@@ -27,7 +27,7 @@ SESSIONS_MAX = 1000
 log = logging.getLogger("offbeat.web")
 
 
-class Session(NamedTuple):
+class LoginSession(NamedTuple):
     """Somebody who has logged in."""
 
     token: str
@@ -35,7 +35,7 @@ class Session(NamedTuple):
     ends_at: float
 
 
-class Sessions:
+class LoginSessions:
     """Every session by the digest of its cookie."""
 
     def __init__(self, path: Path | None, now: Callable[[], float] = time.time) -> None:
@@ -45,12 +45,12 @@ class Sessions:
     def begin(self, token: str) -> str:
         """The cookie of a new session for the token of this digest."""
         secret = secrets.token_urlsafe(SECRET_BYTES)
-        self._known[_digest(secret)] = Session(token, self._now() + SESSION_S)
+        self._known[_digest(secret)] = LoginSession(token, self._now() + SESSION_S)
         self._known = dict(list(self._current().items())[-SESSIONS_MAX:])
         self._write()
         return secret
 
-    def find(self, secret: str) -> Session | None:
+    def find(self, secret: str) -> LoginSession | None:
         """By its digest: how long the search takes tells nothing about the secret."""
         session = self._known.get(_digest(secret))
         return session if session is not None and session.ends_at > self._now() else None
@@ -60,15 +60,15 @@ class Sessions:
         if self._known.pop(_digest(secret), None) is not None:
             self._write()
 
-    def _current(self) -> dict[str, Session]:
+    def _current(self) -> dict[str, LoginSession]:
         return {cookie: session for cookie, session in self._known.items() if session.ends_at > self._now()}
 
-    def _read(self) -> dict[str, Session]:
+    def _read(self) -> dict[str, LoginSession]:
         if self.path is None or not self.path.exists():
             return {}
         try:
             found = read_json(self.path)["sessions"]
-            return {str(cookie): Session(str(token), float(ends_at)) for cookie, token, ends_at in found}
+            return {str(cookie): LoginSession(str(token), float(ends_at)) for cookie, token, ends_at in found}
         except (InvalidValue, KeyError, TypeError, ValueError) as error:
             log.warning("everybody must log in again: %s is damaged (%s)", self.path, error)
             return {}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from offbeat.protocol.messages import WorkerBarred, WorkerReadmitted
 from offbeat.server.refusals import Refusal
 from offbeat.web.app import mount, mount_nothing
-from offbeat.web.reading import Reading
+from offbeat.web.run_reader import RunReader
 
 if TYPE_CHECKING:
     from offbeat.server.life import Server
@@ -33,7 +33,7 @@ def furnish(server: "Server") -> None:
         else:
             await service.desk.tell(lambda at: WorkerBarred(at, worker, BY_HAND))
 
-    reading = Reading(server.order.folder, trouble=lambda: service.run.hub.trouble or service.trouble)
+    reading = RunReader(server.order.folder, trouble=lambda: service.run.hub.trouble or service.trouble)
     mount(
         server.app,
         reading,

@@ -14,8 +14,8 @@ from markupsafe import Markup
 
 from offbeat.report import pictures, wording
 from offbeat.report.chosen import ABOUT, PER_RUN, defaults, differing, settings_list
-from offbeat.report.curves import RunCurve, averaged
 from offbeat.report.page import render
+from offbeat.report.run_curve import RunCurve, averaged
 
 CONTENTS = {
     "curves": "Curves",

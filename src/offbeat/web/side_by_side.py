@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from offbeat.web.json_values import metrics_of, said
 from offbeat.web.overview import about, curve
-from offbeat.web.reading import Reading
-from offbeat.web.words import metrics_of, said
+from offbeat.web.run_reader import RunReader
 
 RUNS_MAX = 20
 POINTS_MAX = 2000
@@ -16,7 +16,7 @@ RESULTS = ("virtual_s", "wall_s", "ended")
 """What a summary knows besides."""
 
 
-def part(reading: Reading, runs: int) -> dict[str, Any]:
+def part(reading: RunReader, runs: int) -> dict[str, Any]:
     """What a comparison of so many runs needs of one of them."""
     settings = {name: said(value) for name, value in reading.settings.items() if name not in NOT_COMPARED}
     return {
@@ -27,7 +27,7 @@ def part(reading: Reading, runs: int) -> dict[str, Any]:
     }
 
 
-def results(reading: Reading) -> dict[str, Any]:
+def results(reading: RunReader) -> dict[str, Any]:
     """What came out, or has so far."""
     fold, summary = reading.fold, reading.summary or {}
     newest = metrics_of(fold.evaluations[-1].detail) if fold.evaluations else {}

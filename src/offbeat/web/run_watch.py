@@ -15,7 +15,7 @@ from time import monotonic
 from aiohttp import web
 
 from offbeat.errors import OffbeatError
-from offbeat.web.reading import REFRESH_S
+from offbeat.web.run_reader import REFRESH_S
 from offbeat.web.shown import Shown
 
 KEEP_ALIVE_S = 15.0
@@ -29,7 +29,7 @@ Committed = Callable[[], asyncio.Event]
 """An event that is set when the next rows are committed, and replaced then."""
 
 
-class Watch:
+class RunWatch:
     """Waits for a run to move, while somebody listens."""
 
     def __init__(self, shown: Shown, committed: Committed | None) -> None:
@@ -103,7 +103,7 @@ class Watch:
             self._moved = asyncio.Event()
 
 
-async def follow(request: web.Request, watch: Watch, may_go_on: Callable[[], bool]) -> web.StreamResponse:
+async def follow(request: web.Request, watch: RunWatch, may_go_on: Callable[[], bool]) -> web.StreamResponse:
     """Tell that the run has moved, until the listener goes, or may no longer listen."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     watch.begin()
@@ -117,7 +117,7 @@ async def follow(request: web.Request, watch: Watch, may_go_on: Callable[[], boo
     return response
 
 
-async def _tell(response: web.StreamResponse, watch: Watch, heard: int, may_go_on: Callable[[], bool]) -> None:
+async def _tell(response: web.StreamResponse, watch: RunWatch, heard: int, may_go_on: Callable[[], bool]) -> None:
     while may_go_on():
         where = await watch.newer(heard, KEEP_ALIVE_S)
         if watch.stopping:

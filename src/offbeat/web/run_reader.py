@@ -30,7 +30,7 @@ Stamp = tuple[int, ...]
 """Tells a file's states apart."""
 
 
-class Reading:
+class RunReader:
     """One run, as its folder tells it."""
 
     def __init__(self, folder: Path, name: str = "", trouble: Callable[[], str | None] = lambda: None) -> None:
