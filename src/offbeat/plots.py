@@ -30,7 +30,7 @@ LEGEND_INSIDE_MAX = 8
 """Methods whose legend has room inside the axes."""
 LEGEND_ROWS_MAX = 22
 LONGER_MANY = 5
-"""Where one method runs so many times as long as another, the axis is logarithmic."""
+"""Where one method runs more than this many times as long as another, the axis is logarithmic."""
 SAMPLES = 400
 
 

@@ -1,4 +1,4 @@
-"""Owns `offbeat track`: tell TensorBoard or MLflow of a run, finished or under way."""
+"""Owns `offbeat track`: sends a run, finished or under way, to TensorBoard or MLflow."""
 
 from pathlib import Path
 
@@ -8,7 +8,10 @@ from offbeat.cli.options import FOLDER
 from offbeat.cli.waiting import waiting
 
 TRACK = click.option(
-    "--track", multiple=True, metavar="TRACKER", help="Also show it in tensorboard:DIR or mlflow:URI; more than once."
+    "--track",
+    multiple=True,
+    metavar="TRACKER",
+    help="Also send the run to tensorboard:DIR or mlflow:URI; may be given more than once.",
 )
 
 
@@ -21,7 +24,12 @@ def track(folder: Path, trackers: tuple[str, ...], live: bool) -> None:
     from offbeat.trackers.follower import follow, follow_live
     from offbeat.trackers.sink import sink_of
 
-    with waiting("telling the trackers"):
+    with waiting("sending to the trackers"):
         sinks = [sink_of(tracker) for tracker in trackers]
         finished = follow_live(folder, sinks) if live else follow(folder, sinks)
-    click.echo("All of it." if finished else "As far as it has come; the same command tells the rest later.", err=True)
+    click.echo(
+        "The trackers have the whole run."
+        if finished
+        else "The trackers have the run so far; the same command sends the rest later.",
+        err=True,
+    )

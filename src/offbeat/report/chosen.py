@@ -9,18 +9,17 @@ from offbeat.settings import Settings
 from offbeat.storage.json_file import plain
 
 ABOUT = ("task", "served")
-"""Written down among the settings, but nobody sets them."""
+"""Recorded among the settings, but not set by users."""
 PER_RUN = ("seed", "executor")
-"""What makes no other method."""
+"""Settings in which runs of one method may differ."""
 
 
 def defaults() -> dict[str, Any]:
-    """Every setting as it is where nobody sets it."""
     return dict(plain(Settings().as_dict()))
 
 
 def shown(value: object) -> str:
-    """A setting's value, in words."""
+    """The value of a setting, as it is shown."""
     return "not set" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -37,7 +36,6 @@ def settings_tables(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_list(recorded: Mapping[str, Any], names: Iterable[str]) -> list[tuple[str, str]]:
-    """Names and values, as they are shown."""
     return [(name, shown(recorded[name])) for name in names]
 
 

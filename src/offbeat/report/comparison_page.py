@@ -45,14 +45,14 @@ class ComparedRun(NamedTuple):
     """A run as a comparison sees it."""
 
     label: str
-    """Its method."""
+    """The name of its method."""
     settings: Mapping[str, Any]
     curve: RunCurve
     results: Mapping[str, float | None]
     """COUNTS, by name; what is not known is left out."""
     state: str = "finished"
     wrong: int | None = None
-    """How many things went wrong; None where nobody knows."""
+    """How many things went wrong; None where that is not known."""
     name: str = ""
     """Where it is."""
 
@@ -102,7 +102,6 @@ def methods_of(runs: Sequence[ComparedRun]) -> list[ComparedMethod]:
 def comparison_page(
     title: str, runs: Sequence[ComparedRun], at: datetime, unreadable: Sequence[Unreadable] = ()
 ) -> str:
-    """The whole file."""
     methods, metrics = methods_of(runs), _metrics(runs)
     return render(
         "comparison.html",

@@ -59,7 +59,6 @@ class RunFacts:
 
     @property
     def t(self) -> int:
-        """Versions published."""
         return self.fold.t
 
     @property
@@ -77,7 +76,7 @@ class RunFacts:
 
     @property
     def is_served(self) -> bool:
-        """Real workers, on a real clock?"""
+        """Was it served to real workers, on a real clock?"""
         return bool(self.settings.get("served"))
 
     @property
@@ -112,8 +111,7 @@ class TaskMarks:
             "decided": lambda rows: _mark(self._over, [row[TASK] for row in rows]),
         }
 
-    def settle(self, t: int) -> None:
-        """Nothing waits for a version."""
+    def settle(self, t: int) -> None: ...
 
 
 def _mark(marks: bytearray, tasks: list[int]) -> None:
@@ -123,7 +121,6 @@ def _mark(marks: bytearray, tasks: list[int]) -> None:
 
 
 def read_run(path: Path) -> RunFacts:
-    """The facts of the run in a folder."""
     folder = RunFolder.open(path)
     state, summary = folder.state, folder.summary or {}
     with folder.ledger() as ledger:

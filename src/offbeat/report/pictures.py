@@ -35,7 +35,7 @@ FEW = 40
 MANY = 80
 """Dots that must be smaller to be told apart."""
 LOG_FROM = 100
-"""Where the largest value is so many times the smallest, the axis is logarithmic."""
+"""Where the largest value is more than this many times the smallest, the axis is logarithmic."""
 INK, GRID, ALARM, BARS = "#010101", "#020202", "#030303", "#040404"
 """Stand for the page's colours until the picture is drawn."""
 VARIABLES = {INK: "ink", GRID: "grid", ALARM: "alarm", BARS: "bars"} | {
@@ -224,7 +224,7 @@ def _inline(name: str, alt: str, svg: str) -> Markup:
 
 def _tag(found: str, name: str) -> str:
     if found.startswith("<g "):
-        found = re.sub(r' id="[^"]*"', "", found)  # nobody refers to a group
+        found = re.sub(r' id="[^"]*"', "", found)  # nothing refers to a group
     found = re.sub(r' id="', f' id="{name}-', found)
     found = re.sub(r'(url\(|href=")#', rf"\1#{name}-", found)
     found = re.sub(r'( transform="rotate\(-0 [^"]*")|( ?font-family: [^;"]*;)', "", found)
@@ -233,7 +233,7 @@ def _tag(found: str, name: str) -> str:
 
 
 def _short(numbers: str) -> str:
-    """A tenth of a point is finer than anybody sees."""
+    """A tenth of a point is finer than the eye sees."""
     return " ".join(re.sub(r"(\.\d)\d+", r"\1", numbers).split())
 
 

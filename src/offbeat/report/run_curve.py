@@ -49,7 +49,6 @@ class RunCurve:
         return curve
 
     def add(self, t: float, at: float, gradients: float, metrics: Mapping[str, float]) -> None:
-        """One more evaluation."""
         for name, value in metrics.items():
             series = self.metrics.setdefault(name, Series())
             series.t.append(t)
@@ -63,7 +62,6 @@ class RunCurve:
         return max((max(series.at) for series in self.metrics.values()), default=0.0)
 
     def last(self, metric: str) -> float | None:
-        """The newest value, whatever it is."""
         return self.metrics[metric].values[-1] if metric in self.metrics else None
 
     def along(self, axis: str, metric: str) -> tuple[Numbers, Numbers]:
@@ -76,7 +74,7 @@ class RunCurve:
 
 
 def thinned(x: Numbers, y: Numbers, most: int) -> tuple[Numbers, Numbers]:
-    """At most so many points: of each stretch the lowest and the highest, and both ends."""
+    """At most `most` points: of each stretch the lowest and the highest, and both ends."""
     if len(x) <= most:
         return x, y
     kept = sorted({0, len(x) - 1, *_extremes(y, max(1, (most - 2) // 2))})

@@ -35,7 +35,7 @@ REASONS_SHOWN = 10
 
 
 class Mishap(NamedTuple):
-    """A kind of trouble."""
+    """A kind of trouble, how often it happened, and what it means."""
 
     key: str
     name: str
@@ -60,7 +60,7 @@ def count_wrong(facts: RunFacts) -> int:
 
 
 def _troubles(facts: RunFacts) -> Iterator[Mishap]:
-    """Only what happened."""
+    """What happened, kind by kind."""
     found, outcomes = facts.troubles, facts.fold.rejected()
     yield from _counted("refused", REFUSED, outcomes)
     if found.bad:

@@ -161,20 +161,20 @@ class Metrics:
 
 
 class Timed:
-    """Evaluates, and says how long it took."""
+    """Times every evaluation."""
 
     def __init__(self, process: Measures, metrics: Metrics) -> None:
         self._process, self._metrics = process, metrics
 
     def evaluate(self, t: int, file: Path) -> Mapping[str, float]:
-        """Likewise; one that fails is not counted here."""
+        """Evaluates a version and times it; a failure is not timed."""
         begun = perf_counter()
         found = self._process.evaluate(t, file)
         self._metrics.evaluated(perf_counter() - begun)
         return found
 
     def close(self) -> None:
-        """Close what evaluates."""
+        """Close the process that evaluates."""
         self._process.close()
 
 

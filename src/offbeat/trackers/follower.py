@@ -20,7 +20,7 @@ from offbeat.trackers.progress_reader import ProgressReader
 from offbeat.trackers.sink import RunDescription, Sink, TrackedPoint, UpdateWindow, sink_of
 
 EVERY_S = 5.0
-"""How often somebody who follows looks for news."""
+"""How often a follower looks for new rows."""
 CLOSE_S = 60.0
 """How long the end of a run waits for trackers that do not answer."""
 
@@ -70,7 +70,7 @@ class _Feed:
         self.reset()
 
     def reset(self) -> None:
-        """Nobody knows what has arrived: begin again."""
+        """It is not known what has arrived: begin again."""
         self._reading = ProgressReader()
         self._skip: int | None = None
         self._ended = False
@@ -147,7 +147,7 @@ class Following:
         self._stop.set()
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
-            log.warning("a tracker does not answer; `offbeat track` tells it the rest later")
+            log.warning("a tracker does not answer; send it the rest later with `offbeat track`")
 
     def _live(self) -> None:
         finished = self._caught_up()

@@ -2,9 +2,9 @@
 
 Rules kept here:
 - The step is the epoch t, and the time is the run's own clock.
-- A tag says how much has arrived, so that whoever follows a run again goes on with the same one.
+- A tag says how much has arrived, so that a run that is followed again goes on in the same one.
 - Numbers are sent many at a time.
-- MLflow's own reports to its makers are off unless somebody turned them on: a run speaks to whom it is told to.
+- MLflow's own reports to its makers are off unless the environment turns them on.
 """
 
 import os
@@ -24,7 +24,7 @@ KEY, TOLD = "offbeat.key", "offbeat.told"
 BATCH = 999
 """Numbers in one request; with the tag that says how many, MLflow takes no more."""
 PARAMS = 100
-"""Settings in one request; likewise."""
+"""Settings in one request; MLflow takes no more."""
 NAME_MAX = 240
 TEXT_MAX = 500
 """Characters of a setting, or of a part of the summary."""
@@ -67,15 +67,13 @@ class MLflow:
         return self._told
 
     def metrics(self, point: TrackedPoint) -> None:
-        """The next point."""
         self._say(point, point.t, point.at_s)
 
     def updates(self, window: UpdateWindow) -> None:
-        """The next window, as its means."""
         self._say(window, window.t, window.at_s)
 
     def flush(self) -> None:
-        """Send what waits, and how much that makes."""
+        """Send the numbers that wait, and how many points and windows that makes."""
         *parts, last = _parts(self._waiting, BATCH)
         for numbers in parts:
             self._client.log_batch(self._run, numbers)
@@ -92,7 +90,6 @@ class MLflow:
         self._client.set_terminated(self._run, "FINISHED", self._at_ms(_length_s(summary)))
 
     def close(self) -> None:
-        """Nothing is open between two requests."""
         self._waiting.clear()
 
     def _say(self, report: TrackedPoint | UpdateWindow, t: int, at_s: float) -> None:
@@ -124,7 +121,7 @@ def _length_s(summary: Mapping[str, Any]) -> float:
 
 
 def _parts(items: list[Any], size: int) -> Iterator[list[Any]]:
-    """At least one, which may be empty."""
+    """Slices of at most `size`; at least one, which may be empty."""
     for start in range(0, max(1, len(items)), size):
         yield items[start : start + size]
 

@@ -18,7 +18,7 @@ PARTS = 200
 
 
 class ProgressReader:
-    """Where the reading of one ledger stands."""
+    """Reads one ledger on from where it stopped the last time."""
 
     def __init__(self) -> None:
         self.after = 0
@@ -62,11 +62,10 @@ class WindowFold:
     def takers(self) -> Mapping[str, Taker]:
         return {"decided": self._decided}
 
-    def settle(self, t: int) -> None:
-        """Nothing waits for a version."""
+    def settle(self, t: int) -> None: ...
 
     def window(self) -> UpdateWindow:
-        """The one that is open."""
+        """The open window."""
         return UpdateWindow(self._t, self._at_s, tuple(self._staleness), tuple(self._alpha_t), self._refused)
 
     def _begin(self) -> None:

@@ -2,7 +2,7 @@
 
 Rules kept here:
 - A tracker hears of points on the curve and of windows of updates, in one order that depends on the ledger alone. So
-  whoever follows a run again can skip what a tracker has.
+  a run that is followed again can skip what a tracker has.
 - `offbeat/...` are our own numbers; the task's metrics keep their names.
 """
 
@@ -14,7 +14,7 @@ from offbeat.errors import InvalidValue
 
 
 class RunDescription(NamedTuple):
-    """Which run it is."""
+    """What a tracker must know to tell a run from others."""
 
     name: str
     key: str

@@ -2,7 +2,7 @@
 
 Rules kept here:
 - The step is the epoch t, and the time is the run's own clock.
-- Our files are known by their ending. Who follows a run again writes them anew; nobody else's are touched.
+- Our files are known by their ending. A run that is followed again writes them anew; other files are not touched.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ BINS = 40
 """Of the histograms of staleness and alpha_t."""
 QUEUE_MAX = 1000
 FLUSH_S = 3600
-"""Whoever follows says when to flush."""
+"""The follower says when to flush."""
 
 
 class TensorBoard:
@@ -52,11 +52,9 @@ class TensorBoard:
         return 0
 
     def metrics(self, point: TrackedPoint) -> None:
-        """The next point."""
         self._add(self._scalars(values_of(point)), point.t, point.at_s)
 
     def updates(self, window: UpdateWindow) -> None:
-        """The next window: means as curves, and histograms."""
         summary = self._scalars(values_of(window))
         for name, values in (("offbeat/staleness", window.staleness), ("offbeat/alpha_t", window.alpha_t)):
             if values:
@@ -69,11 +67,9 @@ class TensorBoard:
             self._writer.flush()
 
     def end(self, _summary: Mapping[str, Any]) -> None:
-        """Its curves say it all."""
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()

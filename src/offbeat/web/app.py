@@ -1,7 +1,7 @@
 """Owns the page's paths: which leads where, who may go there, and how a refusal looks to people and to programs.
 
 Rules kept here:
-- Every path says what right it needs. Open to everybody are the form, the files of the page, and who one is.
+- Every path says what right it needs. Open to all are the login form, the files of the page, and `/session.json`.
 - What changes something needs the CSRF token of the session, unless it comes with a token of its own.
 - Every answer carries the headers of `pages`, those of paths that do not exist included.
 - No answer says where the page is: below whichever prefix a proxy puts it, it leads the way from there.
@@ -34,13 +34,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class PageRoute(NamedTuple):
-    """One path."""
+    """A path, its handler, and who may use it."""
 
     method: str
     path: str
     handler: Callable[[Site, web.Request], Awaitable[web.StreamResponse]]
     right: Right | None = Right.WATCH
-    """None is open to everybody."""
+    """None is open to all."""
     page: bool = False
     """Is it for people? Then they are led to the form, and told in HTML what went wrong."""
     guarded: bool = False
@@ -89,7 +89,7 @@ def mount(
     prefix: str = "",
     static: Path = STATIC,
 ) -> Site:
-    """Add the page of one run to an application that has not started; with `tokens`, whoever looks must have one.
+    """Add the page of one run to an application that has not started; with `tokens`, visitors must have one.
 
     `act` does what an administrator wants; `committed` gives an event that is set when rows are added to the ledger.
     """
@@ -99,7 +99,7 @@ def mount(
 
 
 def mount_runs(app: web.Application, runs: Runs, *, static: Path = STATIC) -> Site:
-    """Add the pages of a folder of runs, open to everybody who can connect."""
+    """Add the pages of a folder of runs, open to all who can connect."""
     site = Site(runs, PageAccess(None, open_role=Role.VIEWER), Assets(static), many=True)
     return _furnished(app, site, [("", OF_SITE), ("", OF_FOLDER), ("/runs/{run}", OF_RUN)])
 
@@ -182,7 +182,7 @@ def _said_no(request: web.Request, refusal: Refusal, *, page: bool) -> web.Respo
 
 @web.middleware
 async def _refusing(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Paths that do not exist, and the like."""
+    """Answers for paths that do not exist, and for methods that a path does not have."""
     try:
         return await handler(request)
     except web.HTTPException as error:

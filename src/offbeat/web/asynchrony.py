@@ -21,7 +21,6 @@ WORKERS_MAX, TASKS_MAX, STEPS_MAX = 60, 1500, 500
 
 
 def asynchrony(reading: RunReader) -> dict[str, Any]:
-    """What the page of asynchrony draws."""
     fold, fleet = reading.fold, reading.fleet
     steps = open_over_time(fleet.leased_at, fleet.ended_at, STEPS_MAX)
     return {
@@ -127,7 +126,7 @@ def _task(ended: EndedTask, reading: RunReader) -> dict[str, Any]:
 
 
 def _tell_spent(reading: RunReader, tasks: list[dict[str, Any]]) -> None:
-    """Add to each task that arrived how long its worker downloaded, trained and uploaded; null where nobody said."""
+    """Add to each task that arrived how long its worker downloaded, trained and uploaded; null where the worker did not say."""
     arrived = [task["task"] for task in tasks if task["arrived_s"] is not None]
     with reading.connected() as ledger:
         places = ", ".join("?" * len(arrived))

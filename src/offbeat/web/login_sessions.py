@@ -1,9 +1,9 @@
-"""Owns who has logged in, in a file beside the tokens: a server that is started again knows its visitors.
+"""Owns login sessions, in a file beside the tokens: a server that is started again knows its visitors.
 
 Rules kept here:
 - The file holds no secret: a cookie is known by its digest, and so is the token that it was given for.
 - A session ends after a while, when its visitor logs out, or when there are too many: then the oldest go.
-- Where the file cannot be written or read, sessions last as long as the server: nobody is kept from looking.
+- Where the file cannot be written or read, sessions last as long as the server, and the page still works.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ log = logging.getLogger("offbeat.web")
 
 
 class LoginSession(NamedTuple):
-    """Somebody who has logged in."""
+    """A login, until it ends."""
 
     token: str
     """The digest of the token that they showed."""
@@ -56,7 +56,6 @@ class LoginSessions:
         return session if session is not None and session.ends_at > self._now() else None
 
     def end(self, secret: str) -> None:
-        """Forget it."""
         if self._known.pop(_digest(secret), None) is not None:
             self._write()
 
@@ -70,7 +69,7 @@ class LoginSessions:
             found = read_json(self.path)["sessions"]
             return {str(cookie): LoginSession(str(token), float(ends_at)) for cookie, token, ends_at in found}
         except (InvalidValue, KeyError, TypeError, ValueError) as error:
-            log.warning("everybody must log in again: %s is damaged (%s)", self.path, error)
+            log.warning("all visitors must log in again: %s is damaged (%s)", self.path, error)
             return {}
 
     def _write(self) -> None:
@@ -80,7 +79,7 @@ class LoginSessions:
         try:
             write_private(self.path, json.dumps({"sessions": rows}).encode())
         except OffbeatError as error:
-            log.warning("after a restart everybody must log in again: %s", error)
+            log.warning("sessions cannot be kept, so visitors must log in again after a restart: %s", error)
 
 
 def csrf_of(secret: str) -> str:

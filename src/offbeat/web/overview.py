@@ -16,7 +16,6 @@ SILENCE_S = 300.0
 
 
 def overview(reading: RunReader) -> dict[str, Any]:
-    """Everything at a glance."""
     fold, fleet, now = reading.fold, reading.fleet, reading.now()
     newest = fold.evaluations[-1] if fold.evaluations else None
     return {
@@ -93,7 +92,7 @@ def updates_per_s(applied_at: Sequence[float], now: float) -> float:
 
 
 def versions_per_s(fold: RunFold, now: float) -> float:
-    """Likewise of versions."""
+    """Over the newest versions until now."""
     before = max(0, fold.t - RATE_UPDATES)
     since = fold.published_at[before]
     return (fold.t - before) / (now - since) if now > since else 0.0
@@ -125,7 +124,7 @@ def epochs_of(settings: dict[str, Any]) -> int | None:
 
 
 def health(reading: RunReader) -> dict[str, str]:
-    """One sentence, the most urgent one."""
+    """The most urgent thing to say about the run, in one sentence."""
     level, sentence = _health(reading)
     return {"level": level, "sentence": sentence}
 

@@ -1,8 +1,8 @@
 """Owns the reading of one run's folder: it is looked at again at most about once a second, and only for what is new.
 
 Rules kept here:
-- Read-only, and nothing stays open: a run that ends can make its ledger one file, whoever looks.
-- One thread at a time, whichever that is: whoever uses a reading holds its `lock`.
+- Read-only, and nothing stays open: a run that ends can make its ledger one file, even while it is read.
+- One thread at a time uses a reader, and holds its `lock` meanwhile.
 - A run that goes on from an older moment, or another run in the same folder, is read anew from its beginning.
 """
 
@@ -31,7 +31,7 @@ Stamp = tuple[int, ...]
 
 
 class RunReader:
-    """One run, as its folder tells it."""
+    """Reads one run from its folder, again and again."""
 
     def __init__(self, folder: Path, name: str = "", trouble: Callable[[], str | None] = lambda: None) -> None:
         """`trouble` is what a server knows to be wrong that is in no file: a full disk, for instance."""
@@ -57,7 +57,6 @@ class RunReader:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the run was begun with."""
         if self._settings is None:
             self._settings = read_json(self.folder / SETTINGS)
         return self._settings
@@ -91,7 +90,7 @@ class RunReader:
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def refresh(self, least_s: float = REFRESH_S) -> int:
-        """Take in what is new, unless somebody did so just now; the newest row's number."""
+        """Fold the rows that are new, unless that was done just now; gives the newest row's number."""
         with self.lock:
             if time.monotonic() - self._looked_at >= least_s:
                 self._refresh()
@@ -141,7 +140,7 @@ class RunReader:
 
     @contextmanager
     def connected(self) -> Iterator[sqlite3.Connection]:
-        """The ledger, for a moment."""
+        """A connection to the ledger, closed at the end of the block."""
         path = self.folder / LEDGER
         if not path.is_file():
             raise InvalidValue(f"there is no ledger {path}; give the folder of a run")

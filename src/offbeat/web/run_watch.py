@@ -1,8 +1,8 @@
-"""Owns the word that a run has moved: one look for all who listen, and none where nobody does.
+"""Owns how browsers hear that a run has new rows: one look for all listeners, and none where there is no listener.
 
 Rules kept here:
-- Word comes after the new rows were counted, so whoever asks then sees them.
-- Who connects is told at once where the run stands, unless that is what it heard last: nothing is missed in between.
+- Listeners are told after the new rows were folded, so a request that follows sees them.
+- A new listener is told at once where the run stands, unless that is what it heard last: nothing is missed in between.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ Committed = Callable[[], asyncio.Event]
 
 
 class RunWatch:
-    """Waits for a run to move, while somebody listens."""
+    """Notices that a run has new rows, while anyone listens."""
 
     def __init__(self, shown: Shown, committed: Committed | None) -> None:
         """Without `committed`, the ledger's file is looked at now and then."""
@@ -52,25 +52,25 @@ class RunWatch:
         return None
 
     def begin(self) -> None:
-        """One more listens."""
+        """One more listener."""
         self.listeners += 1
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._live())
 
     def end(self) -> None:
-        """One fewer."""
+        """One listener fewer; the last one ends the watching."""
         self.listeners -= 1
         if not self.listeners and self._task is not None:
             self._task.cancel()
             self._task, self.where = None, (-1, 0)
 
     def stop(self) -> None:
-        """Nobody is told anything more: those who listen go."""
+        """The server stops: listeners are sent away."""
         self.stopping = True
         self._moved.set()
 
     async def ended(self) -> None:
-        """Until it looks no more."""
+        """Wait until the watching has ended."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -82,7 +82,7 @@ class RunWatch:
             try:
                 where = await self.shown.off_loop(self._look)
             except OffbeatError as error:  # it may be there again later
-                log.warning("a run cannot be watched now: %s", error)
+                log.warning("the page cannot read the run's ledger now and will try again: %s", error)
             else:
                 self._say(where)
             if committed is not None:
@@ -109,7 +109,7 @@ async def follow(request: web.Request, watch: RunWatch, may_go_on: Callable[[], 
     watch.begin()
     try:
         await response.prepare(request)
-        with suppress(ConnectionError):  # whoever listened has gone
+        with suppress(ConnectionError):  # the listener has gone
             await response.write(f"retry: {RETRY_MS}\n\n".encode())
             await _tell(response, watch, _heard(request), may_go_on)
     finally:

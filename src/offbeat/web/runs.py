@@ -1,7 +1,7 @@
 """Owns the runs that can be looked at: the one that is served, or all in a folder, each under a name fit for a URL.
 
 Rules kept here:
-- A folder of runs is searched again after a while, and only when somebody asks: runs come and go.
+- A folder of runs is searched again after a while, and only on a request: runs come and go.
 - Only the runs looked at last are kept in memory.
 """
 
@@ -29,8 +29,6 @@ Find = Callable[[Path], Iterable[Path]]
 
 
 class Runs:
-    """The runs in a folder."""
-
     def __init__(self, folder: Path, find: Find) -> None:
         """`find` gives the folders of runs below a folder."""
         self.folder, self._find = folder, find
@@ -41,7 +39,6 @@ class Runs:
         self._listed: dict[str, tuple[Stamp, dict[str, Any]]] = {}
 
     def get(self, name: str) -> RunReader | None:
-        """The run of this name."""
         with self._lock:
             folder = self._folders.get(name) or self._searched().get(name)
             if folder is None or not (folder / LEDGER).is_file():
@@ -53,7 +50,6 @@ class Runs:
             return reading
 
     def listed(self) -> dict[str, Any]:
-        """Every run in a line."""
         with self._lock:
             folders = list(self._searched().items())[:LISTED_MAX]
         found = []
@@ -121,5 +117,4 @@ class One:
         return self.reading if name in ("", self.reading.name) else None
 
     def listed(self) -> dict[str, Any]:
-        """It, in a line."""
         return {"runs": [line_of(self.reading)]}

@@ -1,4 +1,4 @@
-"""Owns the page of a run that is being served: the server's own application, its tokens, its word of every commit."""
+"""Owns the page of a run that is being served: the server's own application, its tokens, its signal after every commit."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 BY_HAND = "an administrator said so"
 WITHOUT_TOKENS = Refusal(
     "not_allowed",
-    "the page is shown to nobody here: without tokens, whoever reaches this address could look and act",
+    "the page is not shown here: without tokens, anyone who reaches this address could look and act",
     do="Start the server with --access (see `offbeat init`), or look on its own machine: offbeat ui DIR.",
 )
 

@@ -1,8 +1,8 @@
-"""Owns the answers of a run that is looked at: worked out off the event loop, and once for everybody who looks.
+"""Owns the answers of a run that is looked at: worked out off the event loop, once for all visitors.
 
 Rules kept here:
-- An answer is worked out anew when the ledger has grown, and then at most about once a second however many look.
-- Whoever has heard that row N is there (`events`) and asks gets an answer with row N.
+- An answer is worked out anew when the ledger has grown, at most about once a second however many visitors there are.
+- A browser that was told of row N (`run_watch`) and asks gets an answer with row N.
 """
 
 import asyncio
@@ -33,7 +33,6 @@ class PackedJson:
 
     @classmethod
     def of(cls, value: Any) -> "PackedJson":
-        """Of what JSON can say."""
         body = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
         return cls(body, gzip.compress(body, PACKING_LEVEL, mtime=0) if len(body) >= PACKED_FROM_BYTES else None)
 
@@ -46,7 +45,7 @@ class Shown:
         self._answers: OrderedDict[Hashable, tuple[tuple[int, int], PackedJson]] = OrderedDict()
 
     async def off_loop(self, work: Callable[[], T]) -> T:
-        """Do what takes time on another thread."""
+        """Run blocking work on another thread."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     async def answer(self, key: Hashable, make: Callable[[RunReader], Any]) -> PackedJson:
@@ -54,7 +53,7 @@ class Shown:
         return await self.off_loop(lambda: self.answer_now(key, make))
 
     def answer_now(self, key: Hashable, make: Callable[[RunReader], Any]) -> PackedJson:
-        """Likewise, on this thread."""
+        """As `answer`, on this thread."""
         reading = self.reading
         with reading.lock:
             moment = (reading.refresh(), int(reading.now()))  # a server's clock goes on while nothing happens

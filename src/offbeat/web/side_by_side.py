@@ -17,7 +17,7 @@ RESULTS = ("virtual_s", "wall_s", "ended")
 
 
 def part(reading: RunReader, runs: int) -> dict[str, Any]:
-    """What a comparison of so many runs needs of one of them."""
+    """What a comparison of `runs` runs needs of one of them."""
     settings = {name: said(value) for name, value in reading.settings.items() if name not in NOT_COMPARED}
     return {
         "about": about(reading),
@@ -28,7 +28,7 @@ def part(reading: RunReader, runs: int) -> dict[str, Any]:
 
 
 def results(reading: RunReader) -> dict[str, Any]:
-    """What came out, or has so far."""
+    """The results of a run, or how far it has come."""
     fold, summary = reading.fold, reading.summary or {}
     newest = metrics_of(fold.evaluations[-1].detail) if fold.evaluations else {}
     return {

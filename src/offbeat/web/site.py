@@ -54,7 +54,7 @@ class Site:
         self._watches: OrderedDict[str, RunWatch] = OrderedDict()
 
     async def off_loop(self, work: Callable[[], Any]) -> Any:
-        """Do what takes time on another thread."""
+        """Run blocking work on another thread."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
     def warm(self, name: str = "") -> None:
@@ -68,12 +68,11 @@ class Site:
         self.pool.submit(count)
 
     def stop(self) -> None:
-        """Let those go who listen."""
+        """Send all listeners away."""
         for watch in self._watches.values():
             watch.stop()
 
     async def close(self) -> None:
-        """Nobody looks any more."""
         for watch in self._watches.values():
             await watch.ended()
         await asyncio.get_running_loop().run_in_executor(None, self.pool.shutdown)
@@ -104,25 +103,20 @@ class Site:
     # --- one run -----------------------------------------------------------------------------------------------------
 
     async def overview(self, request: web.Request) -> web.Response:
-        """Where the run stands."""
         return await self._twin(request, "overview", overview.overview)
 
     async def asynchrony(self, request: web.Request) -> web.Response:
-        """What asynchrony does to it."""
         return await self._twin(request, "asynchrony", asynchrony.asynchrony)
 
     async def workers(self, request: web.Request) -> web.Response:
-        """Who works."""
         wanted = workers.WorkerQuery.of(request.query)
         return await self._twin(request, wanted, lambda reading: workers.workers(reading, wanted))
 
     async def updates(self, request: web.Request) -> web.Response:
-        """What came of it."""
         wanted = update_list.UpdateQuery.of(request.query)
         return await self._twin(request, wanted, lambda reading: update_list.updates(reading, wanted))
 
     async def story(self, request: web.Request) -> web.Response:
-        """What happened to one task."""
         task = _number(request, "task")
         shown = (await self.watch(request)).shown
         found = await shown.answer(("story", task), lambda reading: update_list.story(reading, task))
@@ -131,7 +125,6 @@ class Site:
         return _json(request, found)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """That it has moved."""
         watch = await self.watch(request)
         if sum(other.listeners for other in self._watches.values()) >= LISTENERS_MAX:
             raise Refusal("not_now", "too many listen", retry_after_s=5)
@@ -146,11 +139,9 @@ class Site:
     # --- several runs ------------------------------------------------------------------------------------------------
 
     async def listed(self, request: web.Request) -> web.Response:
-        """Which runs there are."""
         return _json(request, await self.off_loop(lambda: PackedJson.of(self.runs.listed())))
 
     async def compare(self, request: web.Request) -> web.Response:
-        """Runs side by side."""
         names = list(dict.fromkeys(request.query.getall("run", [])))
         if len(names) > side_by_side.RUNS_MAX:
             raise InvalidValue(f"{len(names)} runs are asked for; compare at most {side_by_side.RUNS_MAX}")
@@ -168,7 +159,6 @@ class Site:
         return side_by_side.comparison(parts)
 
     async def into(self, request: web.Request) -> web.Response:
-        """A run's own page."""
         return to(request, f"{request.rel_url.raw_path}/")
 
     # --- files -------------------------------------------------------------------------------------------------------
@@ -180,20 +170,17 @@ class Site:
         return sent(await self.off_loop(lambda: self.assets.load(PAGE, root_of(request))), request)
 
     async def static(self, request: web.Request) -> web.Response:
-        """A file of the page."""
         name = request.match_info["name"]
         return sent(await self.off_loop(lambda: self.assets.load(name)), request)
 
     # --- who looks ---------------------------------------------------------------------------------------------------
 
     async def session(self, request: web.Request) -> web.Response:
-        """Who the visitor is."""
         visitor = self.door.visitor(request)
         role = visitor.role.value if visitor.role else None
         return answer({"role": role, "open": self.door.tokens is None, "csrf": visitor.csrf, "ui": self.many})
 
     async def login(self, request: web.Request) -> web.Response:
-        """Exchange a token for a cookie."""
         if not same_origin(request):
             raise Refusal("not_allowed", "this came from a page of another site", do="Use the form at /login.")
         response = to(request, "/")
@@ -201,18 +188,16 @@ class Site:
         return response
 
     async def logout(self, request: web.Request) -> web.Response:
-        """Forget who the visitor is."""
         response = to(request, "/login")
         self.door.log_out(request, response)
         return response
 
     async def step_in(self, request: web.Request) -> web.Response:
-        """Quarantine a worker, or readmit it."""
         if self.act is None:
             raise Refusal("not_found", "this run is not served here", do="Use the page of its server.")
         await self.act(request.match_info["what"], _number(request, "worker"))
         shown = (await self.watch(request)).shown
-        await shown.off_loop(lambda: shown.reading.refresh(least_s=0.0))  # whoever did it looks at it next
+        await shown.off_loop(lambda: shown.reading.refresh(least_s=0.0))  # the administrator looks at the result next
         return web.Response(status=204)
 
 

@@ -32,7 +32,7 @@ _ROWS = "SELECT * FROM events WHERE"
 
 @dataclass(frozen=True, slots=True)
 class UpdateQuery:
-    """Which updates."""
+    """Which updates a page shows."""
 
     worker: str = ""
     outcome: str = ""
@@ -63,7 +63,7 @@ def updates(reading: RunReader, wanted: UpdateQuery) -> dict[str, Any]:
 
 
 def _found(reading: RunReader, ledger: sqlite3.Connection, wanted: UpdateQuery) -> list[Row]:
-    """One more than a page, where there are more."""
+    """The rows of a page, and one more where there are more."""
     number = None
     if wanted.worker:
         worker = reading.fleet.find(wanted.worker)

@@ -30,7 +30,7 @@ SORTS: dict[str, Callable[[WorkerTotals], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerQuery:
-    """Which workers, and in which order."""
+    """Which workers a page shows, and in which order."""
 
     sort: str = "worker"
     order: str = "asc"
@@ -56,7 +56,6 @@ class WorkerQuery:
 
 
 def workers(reading: RunReader, wanted: WorkerQuery) -> dict[str, Any]:
-    """One page of the workers that are wanted."""
     everybody = reading.fleet.workers.values()
     found = [w for w in everybody if _has(w, wanted.text) and wanted.state in ("", w.state)]
     begin = (wanted.page - 1) * wanted.size
