@@ -60,5 +60,5 @@ def test_what_is_wrong_is_said_in_one_line(arguments: list[str], words: str) -> 
 def test_a_finished_run_is_told_to_a_tracker(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     said = CliRunner().invoke(main, ["track", str(folder / "one"), f"tensorboard:{tmp_path}"])
-    assert (said.exit_code, said.output) == (0, "All of it.\n")
+    assert (said.exit_code, said.output) == (0, "The trackers have the whole run.\n")
     assert list(tmp_path.rglob("events.out.tfevents.*"))

@@ -27,9 +27,5 @@ def track(folder: Path, trackers: tuple[str, ...], live: bool) -> None:
     with waiting("sending to the trackers"):
         sinks = [sink_of(tracker) for tracker in trackers]
         finished = follow_live(folder, sinks) if live else follow(folder, sinks)
-    click.echo(
-        "The trackers have the whole run."
-        if finished
-        else "The trackers have the run so far; the same command sends the rest later.",
-        err=True,
-    )
+    rest = "The trackers have the run so far; the same command sends the rest later."
+    click.echo("The trackers have the whole run." if finished else rest, err=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 BARS_MAX = 60
 LONG_TAIL = 3
-"""Where the largest staleness is more than this many times that of all but a few updates, the picture ends before it."""
+"""Where the largest staleness is this many times that of nearly all updates, the picture ends before it."""
 ALL_BUT_A_FEW = 0.995
 SHOWN_MIN = 5
 """Even where nothing was stale, there is an axis."""

@@ -126,7 +126,7 @@ def _task(ended: EndedTask, reading: RunReader) -> dict[str, Any]:
 
 
 def _tell_spent(reading: RunReader, tasks: list[dict[str, Any]]) -> None:
-    """Add to each task that arrived how long its worker downloaded, trained and uploaded; null where the worker did not say."""
+    """Add to each task that arrived how long its worker downloaded, trained and uploaded; null where it did not say."""
     arrived = [task["task"] for task in tasks if task["arrived_s"] is not None]
     with reading.connected() as ledger:
         places = ", ".join("?" * len(arrived))

@@ -1,4 +1,4 @@
-"""Owns the page of a run that is being served: the server's own application, its tokens, its signal after every commit."""
+"""Owns the page of a run that is being served: the server's application, its tokens, its signal after a commit."""
 
 from typing import TYPE_CHECKING
 
