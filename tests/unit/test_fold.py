@@ -65,7 +65,7 @@ def folded(recorded: Recorded, cuts: list[int]) -> dict[str, Any]:
 
 def state_of(fold: RunFold, fleet: FleetFold) -> dict[str, Any]:
     """All that is counted, but for the order of tasks that ended within one piece."""
-    of_fold = {name: value for name, value in vars(fold).items() if name not in ("_takers", "_parts")}
+    of_fold = {name: value for name, value in vars(fold).items() if name not in ("_takers", "_settle")}
     of_fleet = {name: value for name, value in vars(fleet).items() if name not in ("_version", "workers", "open")}
     for name in ("leased_at", "ended_at"):
         of_fleet[name] = array("d", sorted(of_fleet[name]))

@@ -111,8 +111,6 @@ class TaskMarks:
             "decided": lambda rows: _mark(self._over, [row[TASK] for row in rows]),
         }
 
-    def settle(self, t: int) -> None: ...
-
 
 def _mark(marks: bytearray, tasks: list[int]) -> None:
     marks.extend(bytes(max(0, max(tasks) + 1 - len(marks))))

@@ -66,8 +66,6 @@ class Troubles:
     def takers(self) -> Mapping[str, Taker]:
         return {"workers": self._workers, "released": self._released, "lost": self._lost}
 
-    def settle(self, t: int) -> None: ...
-
     def evaluated(self, t: int, metrics: Mapping[str, float]) -> None:
         """Take note of metrics that are no numbers."""
         for name, value in metrics.items():

@@ -55,9 +55,6 @@ class WeightBuckets:
     def takers(self) -> Mapping[str, Taker]:
         return {"decided": self._decided}
 
-    def settle(self, t: int) -> None:
-        """Nothing waits for a version."""
-
     def _decided(self, rows: Rows) -> None:
         for row in rows:
             if row[KEEP] is not None:

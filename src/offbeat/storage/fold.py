@@ -95,14 +95,13 @@ Taker = Callable[[Rows], None]
 
 
 class FoldPart(Protocol):
-    """Counts more than `RunFold` does, from the same rows."""
+    """Counts more than `RunFold` does, from the same rows.
+
+    It may have a method `settle`, which hears after every piece how many versions are published.
+    """
 
     def takers(self) -> Mapping[str, Taker]:
         """Who takes the rows of which feed."""
-        ...
-
-    def settle(self, t: int) -> None:
-        """A piece is folded; t versions are published."""
         ...
 
 
@@ -137,7 +136,7 @@ class RunFold:
         """Why the run ended."""
         self._gradients = 0
         self._rounds = False
-        self._parts = parts
+        self._settle = [part.settle for part in parts if hasattr(part, "settle")]
         self._takers = _takers(self._own_takers(), *(part.takers() for part in parts))
 
     @classmethod
@@ -218,8 +217,8 @@ class RunFold:
         missing = self.t + 1 - len(self.gradients_of)
         if missing > 0:  # a group whose deadline passed had no last update
             self.gradients_of.extend([self._gradients] * missing)
-        for part in self._parts:
-            part.settle(self.t)
+        for settle in self._settle:
+            settle(self.t)
 
     def _own_takers(self) -> Mapping[str, Taker]:
         return {

@@ -62,8 +62,6 @@ class WindowFold:
     def takers(self) -> Mapping[str, Taker]:
         return {"decided": self._decided}
 
-    def settle(self, t: int) -> None: ...
-
     def window(self) -> UpdateWindow:
         """The open window."""
         return UpdateWindow(self._t, self._at_s, tuple(self._staleness), tuple(self._alpha_t), self._refused)
