@@ -3,14 +3,15 @@
 The simulator and the server make theirs here, so the same settings mean the same decisions.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 from offbeat.core import rules, staleness
 from offbeat.core.gate import Gate
 from offbeat.core.rules import Rule
-from offbeat.errors import InvalidValue
+from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Decision
 from offbeat.protocol.plan import Plan, Target
@@ -22,6 +23,7 @@ from offbeat.settings import EPOCHS, EVALUATIONS, IN_FLIGHT_MAX, Settings
 DEVICES = 100
 EVALUATED_EVERY = 10
 NOT_FINITE_PER_TASK = 10
+OF_THE_RULE = ("rule", "alpha", "alpha_schedule", "staleness_fn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,23 @@ def method_of(settings: Settings, task: object) -> Method:
 
 def rule_of(settings: Settings) -> Rule:
     return rules.from_spec(settings.rule, alpha_of(settings), staleness.from_spec(settings.staleness_fn))
+
+
+def rule_curve(recorded: Mapping[str, Any], t: int, stalenesses: Iterable[int]) -> list[tuple[int, float]]:
+    """What the rule in a run's settings makes an update weigh at epoch t, by its staleness.
+
+    Empty where that is no function of it, or where the rule is a user's own: a folder has only its name.
+
+    >>> rule_curve({"rule": "fedasync", "alpha": 0.5, "staleness_fn": "polynomial:1"}, 9, (0, 1))
+    [(0, 0.5), (1, 0.25)]
+    """
+    try:
+        rule = rule_of(Settings.of({name: recorded[name] for name in OF_THE_RULE if name in recorded}))
+        if rule.group or rule.needs_distance:  # a mean has no weight of its own
+            return []
+        return [(u, rule.decide(rules.Facts(t, t - 1 - u), rule.memory)[0].new) for u in stalenesses]
+    except OffbeatError:
+        return []
 
 
 def alpha_of(settings: Settings) -> float | rules.Schedule:

@@ -55,7 +55,7 @@ def _news(simulation: "Simulation") -> str:
     metrics = next(reversed(c.evaluations)).metrics if c.evaluations else {}
     metric = "  ".join(f"{name} {value:.4g}" for name, value in list(metrics.items())[-1:])
     speed = c.t / max(simulation.wall_s(), 1e-9)
-    return f"epoch {c.t:<6} {metric}  staleness {simulation.tally.staleness_mean(c.applied):.1f}  {speed:.0f}/s"
+    return f"epoch {c.t:<6} {metric}  staleness {simulation.curve.fold.staleness_mean:.1f}  {speed:.0f}/s"
 
 
 def _progress(*columns: "ProgressColumn", transient: bool = False) -> "Progress":

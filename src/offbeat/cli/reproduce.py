@@ -17,7 +17,7 @@ from offbeat.reproduce.target_runs import run_target
 from offbeat.reproduce.targets import ReproductionTarget
 from offbeat.reproduce.targets import target as target_of
 from offbeat.sim.backends import Backend
-from offbeat.sim.curve import Point
+from offbeat.sim.curve import CurvePoint
 from offbeat.sim.run import StopRequested
 from offbeat.storage.json_file import plain
 
@@ -67,7 +67,7 @@ def _report(wanted: ReproductionTarget, results: CurveResults, folder: Path) -> 
     report_curves(folder / f"{wanted.name}.html", wanted.title, runs)
 
 
-def _ends(points: list[Point]) -> dict[str, float | None]:
+def _ends(points: list[CurvePoint]) -> dict[str, float | None]:
     return {"t": points[-1].t, "gradients": points[-1].gradients}
 
 

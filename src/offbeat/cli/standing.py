@@ -29,9 +29,9 @@ def status_of(source: str, token: str | None, ca: Path | None) -> dict[str, Any]
 def from_files(path: Path) -> dict[str, Any]:
     """The status of a run that is not being served, counted from its ledger as its page counts it."""
     from offbeat.web.overview import overview
-    from offbeat.web.reading import Reading
+    from offbeat.web.run_reader import RunReader
 
-    reading = Reading(path)
+    reading = RunReader(path)
     reading.refresh()
     found = overview(reading)
     same = ("t", "epochs", "applied", "in_flight", "queued", "workers", "duplicates", "metrics", "metrics_t")
@@ -44,7 +44,7 @@ def from_files(path: Path) -> dict[str, Any]:
                 "rejected": sum(found["rejected"].values()),
                 "task": found["run"]["task"],
                 "trouble": None,
-                "reason": reading.tally.ended,
+                "reason": reading.fold.ended,
             }
         )
     )

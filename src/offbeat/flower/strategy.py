@@ -31,6 +31,7 @@ from offbeat.flower.polling_clock import PollingClock
 from offbeat.flower.result import Result, applied
 from offbeat.protocol.messages import WorkerJoined
 from offbeat.settings import Settings
+from offbeat.storage.fold import RunFold
 from offbeat.storage.json_file import plain
 from offbeat.storage.rows import as_event
 from offbeat.storage.run_folder import RunFolder
@@ -178,14 +179,14 @@ class FedAsync:
 
     def _summary(self, run: FlowerRun) -> dict[str, Any]:
         c = run.coordinator
-        mixed, total, largest = run.ledger.staleness()
+        fold = RunFold.of(run.ledger)
         results: dict[str, Any] = {"t": c.t, "epochs": c.plan.epochs, "applied": c.applied, "gradients": c.gradients}
         results |= {
             "rejected": c.judge.decisions - c.applied,
             "duplicates": c.judge.duplicates,
             "wall_s": round(c.at, 3),
         }
-        results |= {"staleness_mean": total / mixed if mixed else 0.0, "staleness_largest": largest}
+        results |= {"staleness_mean": fold.staleness_mean, "staleness_largest": fold.staleness_largest}
         results |= dict(c.evaluations[-1].metrics) if c.evaluations else {}
         results |= {"x_sha256": hashlib.sha256(run.x.vector.data).hexdigest(), "ended": c.end_reason}
         results |= {"dir": str(self.dir) if self.dir else None, "task": "flower", "settings": run.folder.settings}

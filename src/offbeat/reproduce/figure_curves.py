@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.settings import Settings
-from offbeat.sim.curve import Point
+from offbeat.sim.curve import CurvePoint
 from offbeat.storage.aside import aside
 from offbeat.storage.json_file import read_json, write_json
 
@@ -60,17 +60,17 @@ class CurveResults:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / FOLDER
 
-    def points(self, curve: FigureCurve) -> dict[int, list[Point]]:
+    def points(self, curve: FigureCurve) -> dict[int, list[CurvePoint]]:
         """The points of every seed that has been run."""
         path = self._path(curve, "csv")
         if not path.exists():
             return {}
-        found: dict[int, list[Point]] = {}
+        found: dict[int, list[CurvePoint]] = {}
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
                 seed, t, gradients = (int(row.pop(name)) for name in ("seed", "t", "gradients"))
                 at = float(row.pop("virtual_s"))
-                found.setdefault(seed, []).append(Point(t, at, gradients, 0, _floats(row)))
+                found.setdefault(seed, []).append(CurvePoint(t, at, gradients, 0, _floats(row)))
         return found
 
     def facts(self, curve: FigureCurve) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class CurveResults:
         path = self._path(curve, "json")
         return read_json(path) if path.exists() else {}
 
-    def add(self, curve: FigureCurve, seed: int, points: Sequence[Point], facts: Mapping[str, Any]) -> None:
+    def add(self, curve: FigureCurve, seed: int, points: Sequence[CurvePoint], facts: Mapping[str, Any]) -> None:
         """Keep the run of one seed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         there = self.points(curve) | {seed: list(points)}

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from offbeat.plots import COLOURS
 from offbeat.reproduce.figure_curves import CurveResults, FigureCurve
 from offbeat.reproduce.targets import ReproductionTarget
-from offbeat.sim.curve import Point
+from offbeat.sim.curve import CurvePoint
 from offbeat.storage.json_file import write_json
 
 AXES = {"gradients": "gradients applied to the global model", "virtual_s": "virtual time (s)"}
@@ -77,7 +77,7 @@ def _end(curve: FigureCurve, target: ReproductionTarget, results: CurveResults) 
     return CurveEnd(label, fmean(finals), spread, fmean(best), runs[0][-1].gradients, len(runs), round(sum(walls), 1))
 
 
-def _runs(curve: FigureCurve, results: CurveResults) -> list[list[Point]]:
+def _runs(curve: FigureCurve, results: CurveResults) -> list[list[CurvePoint]]:
     return [points for seed, points in results.points(curve).items() if seed in curve.seeds]
 
 
@@ -126,7 +126,7 @@ def joined(labels: Sequence[str]) -> str:
 
 
 def _band(
-    axes: Axes, label: str, runs: Sequence[Sequence[Point]], target: ReproductionTarget, colour: str, style: Any
+    axes: Axes, label: str, runs: Sequence[Sequence[CurvePoint]], target: ReproductionTarget, colour: str, style: Any
 ) -> None:
     at = np.array([[getattr(p, "at" if target.axis == "virtual_s" else "gradients") for p in run] for run in runs])
     values = np.array([[point.metrics[target.metric] for point in run] for run in runs])

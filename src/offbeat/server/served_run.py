@@ -36,7 +36,6 @@ from offbeat.server.version_store import VersionGone, VersionStore
 from offbeat.storage.checkpoints import Checkpoint, Checkpoints
 from offbeat.storage.disk import Disk
 from offbeat.storage.ledger import Ledger, Observer
-from offbeat.storage.rows import NewRow
 from offbeat.wire import unload
 
 RETRY_S = 1.0
@@ -81,10 +80,8 @@ class ServedRun:
             bytes_max=limits.versions_bytes_max,
         )
         file = folder / "ledger.sqlite"
-        self.staleness: Staleness
-        ours = (lambda *_: self.disk.committed(file), lambda rows, *_: self.staleness.count(rows))
-        self.ledger = Ledger.open(file, durable=True, observers=(*ours, *observers.on_written))
-        self.staleness = Staleness(self.ledger)
+        to_disk: Observer = lambda *_: self.disk.committed(file)  # noqa: E731
+        self.ledger = Ledger.open(file, durable=True, observers=(to_disk, *observers.on_written))
         self.updater = Updater(limits.updater_threads)
         self.updater.warm()
         self._stopping = threading.Event()
@@ -239,23 +236,3 @@ class ServedRun:
 def answer_in(commands: Sequence[Command]) -> AnswerPush:
     """The answer among the commands that followed from a push."""
     return next(command for command in commands if isinstance(command, AnswerPush))
-
-
-class Staleness:
-    """Mean and largest staleness of what was applied."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.applied, self.sum, self.largest = ledger.staleness()
-
-    def count(self, rows: Sequence[NewRow]) -> None:
-        """These rows were committed."""
-        for row in rows:
-            facts = row.facts() if row.kind == "decided" else {}
-            if "keep" in facts:  # else it was refused
-                self.applied, self.sum = self.applied + 1, self.sum + facts["staleness"]
-                self.largest = max(self.largest, facts["staleness"])
-
-    @property
-    def mean(self) -> float:
-        """0 before the first."""
-        return self.sum / self.applied if self.applied else 0.0

@@ -307,8 +307,8 @@ class Server:
 
     def _summary(self, facts: dict[str, Any], x: Model) -> dict[str, Any]:
         results = {name: facts[name] for name in COUNTED} | {"wall_s": round(facts["at_s"], 3)}
-        staleness, x_sha256 = self.run.staleness, hashlib.sha256(x.vector.data).hexdigest()
-        results |= {"staleness_mean": staleness.mean, "staleness_largest": staleness.largest, **facts["metrics"]}
+        x_sha256 = hashlib.sha256(x.vector.data).hexdigest()
+        results |= {**self.context.metrics.staleness(), **facts["metrics"]}
         results |= {"x_sha256": x_sha256, "ended": facts["reason"], "dir": str(self.options.folder)}
         return results | {"task": self.begun.about.identity, "settings": self.begun.folder.settings}
 

@@ -20,7 +20,7 @@ from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
 from offbeat.hosting.loading import described, identity
 from offbeat.sim.backends import Backend
 from offbeat.sim.choose import ANYWHERE, ExecutorPool
-from offbeat.sim.curve import CURVE, Point, read_curve
+from offbeat.sim.curve import CURVE, CurvePoint, read_curve
 from offbeat.sim.lockstep import Failure, draw
 from offbeat.sim.run import Simulation
 from offbeat.sim.spec import ComparedRun, Spec
@@ -172,12 +172,12 @@ class Comparison:
     """The results of a comparison."""
 
     spec: Spec
-    curves: dict[str, list[list[Point]]]
+    curves: dict[str, list[list[CurvePoint]]]
     summaries: dict[str, list[dict[str, Any]]]
 
     @classmethod
     def read(cls, spec: Spec, folder: Path) -> Self:
-        curves: dict[str, list[list[Point]]] = {name: [] for name in spec.methods}
+        curves: dict[str, list[list[CurvePoint]]] = {name: [] for name in spec.methods}
         summaries: dict[str, list[dict[str, Any]]] = {name: [] for name in spec.methods}
         for entry in spec.entries(folder):
             curve = read_curve(entry.folder / CURVE)

@@ -46,7 +46,7 @@ from offbeat.protocol.messages import (
 from offbeat.sim.event_sources import Arrival, EventSource, Happening
 from offbeat.sim.executors import Job, Pending, PendingEvaluation
 
-Recorder = Callable[[Event, list[Command]], None]
+Recorder = Callable[[Event, list[Command]], object]
 EVALUATIONS_AHEAD = 4
 """Evaluations that may be under way beside the training."""
 
