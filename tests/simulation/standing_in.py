@@ -63,7 +63,7 @@ class StandIn(Cluster):
     def resources(self) -> dict[str, float]:
         return {"CPU": self.count}
 
-    def function(self, do: Callable[..., Any], task_key: str, gpus: float = 0.0) -> Remote:  # noqa: ARG002
+    def function(self, do: Callable[..., Any], gpus: float = 0.0) -> Remote:  # noqa: ARG002
         return Remote(do)
 
     def actor(self, kind: type, *arguments: Any) -> Process:

@@ -189,7 +189,7 @@ def test_a_process_makes_its_task_once_and_works_as_it_should(nodes: Nodes, tmp_
     offbeat.simulate(str(file), executor="ray", ray_address=nodes.are(2).address, epochs=100, seed=1)
     lines = [line.split() for line in made.read_text().splitlines()]
     there = [line for line in lines if int(line[0]) != os.getpid()]
-    assert 1 <= len(there) <= 2
+    assert 1 <= len(there) <= 1 + len(nodes.others)
     assert len({pid for pid, *_ in there}) == len(there)
     assert {(nice, threads) for _, nice, threads in there} == {(str(os.nice(0)), "1")}
 

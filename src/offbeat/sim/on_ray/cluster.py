@@ -30,9 +30,6 @@ RAY_ENVIRONMENT = {
 }
 """For a Ray that is started here: it reports to nobody, its processes have ordinary priority, its parts have time to
 start, and the variables that hide GPUs stay as they are."""
-TASK_VARIABLE = "OFFBEAT_RAY_TASK"
-"""Set to the key of a task in the processes that train it. Ray never uses a process again under another environment, so
-every task has processes of its own."""
 OWN = "local"
 RUNNING = "auto"
 """Ray's words for a cluster of its own on this machine, and for the one that runs there already."""
@@ -81,9 +78,9 @@ class Cluster:
             )
         return found
 
-    def function(self, do: Callable[..., Any], task_key: str, gpus: float = 0.0) -> Any:
-        """A function that any node runs, in a process that is kept for this task."""
-        environment = {"env_vars": {**CHILD_ENVIRONMENT, TASK_VARIABLE: task_key}}
+    def function(self, do: Callable[..., Any], gpus: float = 0.0) -> Any:
+        """A function that any node runs, in a process that is kept for the next call."""
+        environment = {"env_vars": CHILD_ENVIRONMENT}
         # without max_calls=0, Ray would end a process with a GPU after every call
         options = {"num_cpus": 1, "num_gpus": gpus, "max_retries": 0, "max_calls": 0}
         return self._ray.remote(**options, num_returns=2, runtime_env=environment)(do)

@@ -1,6 +1,7 @@
 """Owns the function that nodes run: it does something with a task that is made once per process.
 
 Rules kept here:
+- A process keeps one task, of the run that used it last.
 - An error is returned, not raised, so that one of the task's own code arrives as it was, with its traceback as a note.
 - A node whose packages differ from the driver's is refused: its bits might differ.
 """
@@ -40,7 +41,7 @@ _made: tuple[str, TaskHost] | None = None
 
 
 def _task(key: str, parcel: Array) -> TaskHost:
-    """The task of this process, which is made when it is first asked for."""
+    """The task that this process keeps; it is made where the process has none, or another one."""
     global _made
     if _made is None or _made[0] != key:
         sent: TaskParcel = pickle.loads(parcel.data)  # noqa: S301 (packed by the driver that this process belongs to)

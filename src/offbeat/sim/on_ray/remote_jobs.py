@@ -73,7 +73,7 @@ class RemoteJobs:
         packed = pickle.dumps(parcel)
         self._key = hashlib.sha256(packed).hexdigest()
         self._parcel = cluster.put(np.frombuffer(packed, np.uint8))
-        self._on_node = cluster.function(do_on_node, self._key, gpus)
+        self._on_node = cluster.function(do_on_node, gpus)
         self.redone = 0
         self._stored: WeakValueDictionary[int, StoredModel] = WeakValueDictionary()
         self._newest: StoredModel | None = None
