@@ -15,10 +15,9 @@ import pytest
 
 from offbeat.core.layout import Layout, Model
 from offbeat.storage.disk import Disk
-from offbeat.worker.api_answers import Acknowledgement, AskAnswer, Joined, LeasedTask
+from offbeat.worker.api_answers import Acknowledgement, AskAnswer, Joined, LeasedTask, Unreachable
 from offbeat.worker.api_client import OtherRun
 from offbeat.worker.download import Patience
-from offbeat.worker.request_errors import Unreachable
 from tests.unit.test_worker_loop import (
     ACK,
     FINISHED,

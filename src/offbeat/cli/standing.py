@@ -11,7 +11,7 @@ from offbeat.cli.remote import WHERE, call, is_url, url_of
 from offbeat.errors import InvalidValue
 from offbeat.storage.json_file import plain
 from offbeat.storage.run_folder import LEDGER, SETTINGS, RunFolder
-from offbeat.worker.request_errors import Unreachable
+from offbeat.worker.api_answers import Unreachable
 
 
 def status_of(source: str, token: str | None, ca: Path | None) -> dict[str, Any]:

@@ -10,16 +10,21 @@ import json
 import threading
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
-from typing import BinaryIO
 
 from offbeat.core.layout import Layout, Model
-from offbeat.errors import OffbeatError
-from offbeat.worker.api_answers import Acknowledgement, AskAnswer, Joined, LeasedTask, answer_of, read
+from offbeat.worker.api_answers import (
+    Acknowledgement,
+    AskAnswer,
+    Joined,
+    LeasedTask,
+    RequestRefused,
+    Unreachable,
+    answer_of,
+    read,
+)
 from offbeat.worker.download import PROGRESS, Patience, pull
 from offbeat.worker.http_client import HttpClient
 from offbeat.worker.outbox import Finished
-from offbeat.worker.request_errors import RequestRefused, Unreachable
 
 PROTOCOL = 1
 OFFSETS_MAX = 5
@@ -70,28 +75,14 @@ class ApiClient:
 
     @property
     def joined(self) -> Joined:
-        """What the server said when the worker joined."""
-        joined = self._membership.joined
-        if joined is None:
+        if self._membership.joined is None:
             raise AssertionError("join first")
-        return joined
+        return self._membership.joined
 
     @property
     def session(self) -> str:
         """The secret that the server gave; empty before the worker has joined."""
-        joined = self._membership.joined
-        return "" if joined is None else joined.session
-
-    def hurry(self, seconds: float) -> None:
-        """From now on, nothing takes longer than until then."""
-        self.http.hurry(seconds)
-
-    def abort(self) -> None:
-        """From another thread: end what is under way."""
-        self.http.abort()
-
-    def close(self) -> None:
-        self.http.close()
+        return self._membership.joined.session if self._membership.joined else ""
 
     # --- the worker --------------------------------------------------------------------------------------------------
 
@@ -188,21 +179,12 @@ class ApiClient:
             "Offbeat-Encoding": "float32",
             "Offbeat-Metrics": metrics if len(metrics) <= METRICS_MAX else "{}",
         }
-        with _opened(finished.path, offset) as file:
+        with finished.opened(offset) as file:
             path = f"/v1/tasks/{finished.task}/update"
             return read(Acknowledgement, self.http.put(path, file, finished.size - offset, headers))
 
     def _session(self) -> dict[str, str]:
         return {"Offbeat-Session": self.session}
-
-
-def _opened(path: Path, offset: int) -> BinaryIO:
-    try:
-        file = path.open("rb")
-    except OSError as error:  # no fault of the connection, so no `Unreachable`
-        raise OffbeatError(f"cannot read the finished update {path}: {error.strerror}; make it readable") from error
-    file.seek(offset)
-    return file
 
 
 def _offset_after(refused: RequestRefused, finished: Finished) -> int:

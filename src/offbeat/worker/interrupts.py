@@ -12,8 +12,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 STOP = (signal.SIGINT, signal.SIGTERM)
 WAKE = signal.SIGUSR1
@@ -42,10 +41,8 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.getsignal(number) for number in (*STOP, WAKE)}
-            for number in STOP:
-                signal.signal(number, self._on_stop)
-            signal.signal(WAKE, self._on_wake)
+            handlers = {**dict.fromkeys(STOP, self._on_stop), WAKE: lambda *_: self._raise_if_due()}
+            self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -63,17 +60,13 @@ class Interrupts:
     def revoke(self, task: int) -> None:
         """From another thread: this task is not wanted any more."""
         self._revoked = task
-        main = threading.main_thread().ident
-        if self._before and main is not None:
-            signal.pthread_kill(main, WAKE)
+        if self._before:
+            signal.pthread_kill(cast(int, threading.main_thread().ident), WAKE)
 
-    def _on_stop(self, number: int, _frame: FrameType | None) -> None:
+    def _on_stop(self, number: int, _frame: object) -> None:
         if self.asked:
             os._exit(128 + number)
         self.asked = True  # not the event: the main thread may hold its lock at this moment
-        self._raise_if_due()
-
-    def _on_wake(self, _number: int, _frame: FrameType | None) -> None:
         self._raise_if_due()
 
     # --- to be interrupted -------------------------------------------------------------------------------------------
