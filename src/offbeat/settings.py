@@ -45,8 +45,6 @@ _method, _fleet, _task, _end, _evaluation, _server, _execution = (partial(_setti
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that can be set about a run."""
-
     rule: str = _method("fedasync", "Mixing rule: fedasync, delta[:BETA], fedbuff:K[,ETA], fedavg:K or sgd.")
     alpha: float = _method(0.6, "Mixing hyperparameter, in (0, 1].")
     alpha_schedule: str = _method("constant", "constant, or step:T,F: alpha is multiplied by F from epoch T on.")
@@ -165,7 +163,6 @@ class Settings:
 
     @classmethod
     def names(cls) -> set[str]:
-        """All names."""
         return {setting.name for setting in fields(cls)}
 
     @property

@@ -60,8 +60,6 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says about itself."""
-
     tensors: tuple[Tensor, ...]
     metadata: Mapping[str, str]
     length: int
@@ -131,7 +129,6 @@ class HeaderReader:
 
     @property
     def kept(self) -> int:
-        """Bytes held so far."""
         return len(self._bytes)
 
 

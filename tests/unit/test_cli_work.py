@@ -42,7 +42,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def joined(task: str, **settings: object) -> Joined:
-    return Joined(5, "5-a", 2, "r1", 1, task, dict(settings), "abc", 1000, 25.0, 60.0, "idle")
+    return Joined(5, "5-a", 2, "r1", 1, task, dict(settings), "abc", 25.0, 60.0, "idle")
 
 
 def test_workers_on_one_machine_have_folders_of_their_own() -> None:

@@ -428,7 +428,7 @@ def test_joining_again_is_done_once_for_all_threads() -> None:
         assert beside.rejoin("5-secret", holding=3).session == "5-new"
         assert calls.rejoin("5-secret", holding=3).session == "5-new"
         beside.heartbeat(3)
-        calls.heartbeat(3, 0.5)
+        calls.heartbeat(3)
     assert len(joins) == 1
     assert (joins[0]["name"], joins[0]["holding"], joins[0]["device"]) == ("w", 3, None)
 

@@ -33,7 +33,7 @@ FINISHED = AskAnswer("finished", reason="epochs reached")
 
 
 def joined(run: str = "r1", session: str = "5-a", state: str = "idle", layout: Layout = X.layout) -> Joined:
-    return Joined(5, session, 2, run, 1, "task", {}, layout.fingerprint, 1000, 25.0, 0.05, state)
+    return Joined(5, session, 2, run, 1, "task", {}, layout.fingerprint, 25.0, 0.05, state)
 
 
 def lease(task: int = 3) -> AskAnswer:
@@ -63,7 +63,7 @@ class Beats(Unconnected):
     def joined(self) -> Joined:
         return joined()
 
-    def heartbeat(self, task: int, progress: float | None = None) -> None:  # noqa: ARG002
+    def heartbeat(self, task: int) -> None:
         self.calls.append(f"heartbeat {task}")
         try:
             if self.script:
@@ -93,7 +93,7 @@ class Scripted(Unconnected):
         self.calls: list[str] = []
         self.pushed: list[Model] = []
         self.hurried: list[float] = []
-        self.http.hurry = self.hurried.append  # type: ignore[method-assign]
+        self.http.hurry = self.hurried.append  # type: ignore[assignment,method-assign]
         self.beats = beats or Beats()
         self.known = ""
 
@@ -249,7 +249,7 @@ def test_a_held_update_of_another_run_is_dropped_with_a_word(tmp_path: Path) -> 
 def test_a_finished_run_gets_what_is_held_and_loads_nothing(tmp_path: Path) -> None:
     keep(tmp_path)
     case = Case(tmp_path, Scripted(join=[joined(state="finished")], push=[refused(409, "finished")]))
-    case.worker = lambda **_: Worker(  # type: ignore[method-assign]
+    case.worker = lambda **_: Worker(  # type: ignore[assignment,method-assign]
         case.server, case.outbox, lambda _: pytest.fail("it was loaded"), WorkerSettings(server="http://127.0.0.1:1")
     )
     case.run()

@@ -85,7 +85,7 @@ def race(**options: Any) -> None:
 
     Both train handwritten digits on the same simulated devices, for the same time on the virtual clock.
     """
-    from offbeat.cli.race import race as run
+    from offbeat.cli.simulating import race as run
 
     run(**options)
 

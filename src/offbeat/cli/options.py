@@ -130,7 +130,6 @@ def say_deprecated(settings: Mapping[str, Any]) -> None:
 
 
 def given(flags: dict[str, Any]) -> dict[str, Any]:
-    """The flags that were set."""
     return {name: value for name, value in flags.items() if value is not None}
 
 

@@ -54,7 +54,6 @@ def reproduce(
 
 
 def _report(wanted: ReproductionTarget, results: CurveResults, folder: Path) -> None:
-    """All runs of the target as one page."""
     from offbeat.reproduce.figures import label_of
 
     runs = [

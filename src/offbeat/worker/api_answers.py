@@ -26,8 +26,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What a worker must know of the run."""
-
     worker: int
     session: str
     device: int
@@ -37,17 +35,13 @@ class Joined:
     settings: dict[str, Any]
     layout: str
     """The layout's fingerprint."""
-    update_bytes_max: int
     poll_s: float
     heartbeat_s: float
     state: str
-    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedTask:
-    """A task, leased to this worker."""
-
     task: int
     device: int
     number: int
@@ -95,7 +89,6 @@ def read(kind: type[T], values: Mapping[str, Any]) -> T:
 
 
 def answer_of(values: Mapping[str, Any]) -> AskAnswer:
-    """The answer to a worker that asked for a task."""
     lease = read(LeasedTask, values["lease"]) if isinstance(values.get("lease"), dict) else None
     answer = read(AskAnswer, {**values, "lease": lease})
     if answer.state not in ("working", "idle", "finished") or (answer.state == "working") != (lease is not None):
@@ -130,8 +123,6 @@ class Unreachable(OffbeatError):
 
 
 class RequestRefused(OffbeatError):
-    """The server said no."""
-
     def __init__(
         self,
         status: int,
@@ -181,7 +172,6 @@ def object_of(text: bytes) -> dict[str, Any] | None:
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong with a connection, in a few words."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted ({error.verify_message}); give the authority that signed it with --ca"
     return shown(str(getattr(error, "strerror", None) or error)) or type(error).__name__

@@ -44,7 +44,6 @@ class Hello:
 
 
 def common_headers(token: str | None) -> dict[str, str]:
-    """Headers of every request."""
     ours = version("offbeat")
     known = {"Authorization": f"Bearer {token}"} if token else {}
     return {"User-Agent": f"offbeat/{ours}", "Offbeat-Protocol": str(PROTOCOL), "Offbeat-Version": ours, **known}
@@ -126,13 +125,11 @@ class ApiClient:
             raise Unreachable(f"the server leased a task with model = {lease.model!r:.60}, which is no path of its own")
         return pull(self.http, lease.model, layout, patience)
 
-    def heartbeat(self, task: int, progress: float | None = None) -> None:
+    def heartbeat(self, task: int) -> None:
         """Say that the task is still being done: its lease is extended."""
-        body = None if progress is None else {"progress": min(max(progress, 0.0), 1.0)}
-        self.http.call("POST", f"/v1/tasks/{task}/heartbeat", body, self._session())
+        self.http.call("POST", f"/v1/tasks/{task}/heartbeat", headers=self._session())
 
     def hand_back(self, task: int) -> None:
-        """Say that this worker will not do the task."""
         self.http.call("DELETE", f"/v1/tasks/{task}", headers=self._session())
 
     def push(self, finished: Finished, *, resume: bool = False) -> Acknowledgement:

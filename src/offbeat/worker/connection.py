@@ -180,7 +180,6 @@ class Connection:
     # --- the socket --------------------------------------------------------------------------------------------------
 
     def _feed(self, until: float) -> int:
-        """Let h11 have what comes next."""
         count = self._receive(self._buffer, until)
         self._http.receive_data(bytes(self._buffer[:count]))
         return count

@@ -22,8 +22,6 @@ T = TypeVar("T")
 
 
 class Delivery:
-    """Keeps and pushes the updates of one worker."""
-
     def __init__(self, outbox: Outbox, journal: Journal, server: RetryingClient, say: Say) -> None:
         self._outbox, self._journal, self._server, self._say = outbox, journal, server, say
         self.unsent: Finished | None = None
@@ -47,7 +45,6 @@ class Delivery:
         self.unsent = None
 
     def keep(self, run: str, task: int, model: Model, trained: Trained, download_s: float, train_s: float) -> Finished:
-        """Bring an update to the disk."""
         self.unsent = self._written(lambda: self._outbox.keep(run, task, model, trained, download_s, train_s))
         return self.unsent
 

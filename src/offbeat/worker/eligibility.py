@@ -28,6 +28,12 @@ SAID_MAX, LINE_MAX = 4096, 200
 """Bytes that are read of a gate's output, and characters that are shown of its first line."""
 
 
+POWER = {
+    True: None,
+    False: "the device runs on battery",
+    None: "the battery does not tell whether it is plugged in; leave plugged-in out, or ask with a gate",
+}
+"""What speaks against training, by whether the device is plugged in."""
 CONDITIONS = ("plugged-in", "unmetered", "idle")
 """What may have to hold before a device trains; the conditions that are quickly asked stand first."""
 
@@ -67,23 +73,15 @@ def _against(condition: str) -> str | None:
     try:
         match condition:
             case "plugged-in":
-                return _against_power(plugged_in())
+                return POWER[plugged_in()]
             case "unmetered":
                 return "the network is metered" if metered() else None
             case _:
-                return _against_load(busy())
+                load = busy()
+                over = f"other processes use {load:.0f} % of the processors, above {BUSY_MAX:g} %"
+                return over if load > BUSY_MAX else None
     except (OSError, RuntimeError) as error:
         return f"cannot tell whether the device is {condition}: {error}; leave it out, or ask with a gate"
-
-
-def _against_power(plugged: bool | None) -> str | None:
-    if plugged is None:
-        return "the battery does not tell whether it is plugged in; leave plugged-in out, or ask with a gate"
-    return None if plugged else "the device runs on battery"
-
-
-def _against_load(load: float) -> str | None:
-    return f"other processes use {load:.0f} % of the processors, above {BUSY_MAX:g} %" if load > BUSY_MAX else None
 
 
 # --- the system; psutil answers everything but `metered` -------------------------------------------------------------

@@ -24,8 +24,6 @@ END_S = 1.0
 
 
 class Heartbeat:
-    """Beats for one worker, one task at a time."""
-
     def __init__(self, client: ApiClient, revoked: Callable[[int], None]) -> None:
         """`revoked` is told, on the heartbeat's thread, of a task whose update would be refused."""
         self._client, self._revoked = client, revoked

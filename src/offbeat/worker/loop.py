@@ -36,8 +36,6 @@ class GaveUp(OffbeatError):
 
 
 class Worker:
-    """Works for one device."""
-
     def __init__(
         self,
         client: ApiClient,
@@ -87,7 +85,6 @@ class Worker:
                 self.say("the server has another run now")
 
     def _work_for(self, joined: Joined) -> None:
-        """Work for one run, to its end."""
         with self._holding(self._server.task):
             self._delivery.push_held(joined)
         if joined.state == "finished":

@@ -68,11 +68,9 @@ class Finished:
 
     @property
     def record(self) -> Path:
-        """The file with these facts."""
         return self.path.with_suffix(RECORD)
 
     def opened(self, offset: int) -> BinaryIO:
-        """The vector's file, to be read from here on."""
         try:
             file = self.path.open("rb")
         except OSError as error:
@@ -100,7 +98,6 @@ class Outbox:
             raise
 
     def close(self) -> None:
-        """Release the folder for another worker."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None

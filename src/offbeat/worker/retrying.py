@@ -137,7 +137,6 @@ class RetryingClient:
         self._pauses.reset()
 
     def hand_back(self) -> None:
-        """Tell the server that the leased task will not be done."""
         task = self.task
         if task is not None:
             with suppress(RequestRefused):  # then it is not ours any more
