@@ -127,10 +127,6 @@ class HeaderReader:
             return None
         return _parsed(bytes(self._bytes[LENGTH_BYTES : LENGTH_BYTES + length]), LENGTH_BYTES + length)
 
-    @property
-    def kept(self) -> int:
-        return len(self._bytes)
-
 
 def read_header(data: bytes | memoryview, header_max: int = HEADER_MAX) -> Header:
     """The header at the beginning of these bytes, which must be there whole."""

@@ -249,7 +249,7 @@ def test_a_held_update_of_another_run_is_dropped_with_a_word(tmp_path: Path) -> 
 def test_a_finished_run_gets_what_is_held_and_loads_nothing(tmp_path: Path) -> None:
     keep(tmp_path)
     case = Case(tmp_path, Scripted(join=[joined(state="finished")], push=[refused(409, "finished")]))
-    case.worker = lambda **_: Worker(  # type: ignore[assignment,method-assign]
+    case.worker = lambda **_: Worker(  # type: ignore[method-assign]
         case.server, case.outbox, lambda _: pytest.fail("it was loaded"), WorkerSettings(server="http://127.0.0.1:1")
     )
     case.run()

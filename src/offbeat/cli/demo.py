@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from offbeat.cli.options import cannot_write_to, needs_extra
+from offbeat.cli.options import needs_extra, writing_to
 from offbeat.cli.progress import plain_table
 from offbeat.cli.remote import call
 from offbeat.errors import InvalidValue, OffbeatError
@@ -81,14 +81,12 @@ def demo(folder: Path, *, as_json: bool) -> None:
 
 def _emptied(folder: Path) -> None:
     """Remove the files of an earlier demo; a folder with other files is refused."""
-    try:
+    with writing_to(folder):
         if folder.exists() and any(folder.iterdir()):
             if not (folder / "run" / "settings.json").is_file():
                 raise InvalidValue(f"{folder} holds other files; give a new or an empty folder with --dir")
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write_to(folder, error) from error
 
 
 # --- processes -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import click
 import numpy as np
 from rich.console import Console
 
-from offbeat.cli.options import cannot_write_to, needs_extra, say_deprecated, settings_of
+from offbeat.cli.options import needs_extra, say_deprecated, settings_of, writing_to
 from offbeat.cli.progress import INTERRUPTED, bar_of_run, bar_of_runs, plain_table, stopping
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
 from offbeat.hosting.loading import described
@@ -145,7 +145,11 @@ def race(folder: Path, *, devices: int, in_flight_max: int, virtual_s: float, se
         name: Simulation.of("digits", Settings.of({**common.as_dict(), "rule": rule, "evaluate_every": every}))
         for name, (rule, every) in rules.items()
     }
-    picture = _writable(folder) / "race.png"
+    picture = folder / "race.png"
+    with writing_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".offbeat-can-write").touch()
+        (folder / ".offbeat-can-write").unlink()
     click.echo(_opening(devices, in_flight_max, virtual_s, seed))
     runs = {}
     for name, simulation in simulations.items():
@@ -157,16 +161,6 @@ def race(folder: Path, *, devices: int, in_flight_max: int, virtual_s: float, se
     if as_json:
         answer = {name: {**run.summary, "target_reached_s": _reached(run)} for name, run in runs.items()}
         click.echo(json.dumps({**answer["FedAsync"], "fedavg": answer["FedAvg"], "picture": str(picture)}))
-
-
-def _writable(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".offbeat-can-write").touch()
-        (folder / ".offbeat-can-write").unlink()
-    except OSError as error:
-        raise cannot_write_to(folder, error) from error
-    return folder
 
 
 def _opening(devices: int, in_flight_max: int, virtual_s: float, seed: int) -> str:

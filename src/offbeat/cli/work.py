@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import click
 
-from offbeat.cli.options import FILE, FOLDER, TASK_ARGS, GroupedCommand
+from offbeat.cli.options import FILE, TASK_ARGS, GroupedCommand, folder_option
 
 if TYPE_CHECKING:
     from offbeat.task import Task
@@ -57,12 +57,7 @@ class WorkFailed(click.ClickException):
 @click.option(
     "--name", envvar="OFFBEAT_NAME", help="Name by which the server recognises this worker.  [default: generated]"
 )
-@click.option(
-    "--dir",
-    "folder",
-    type=FOLDER,
-    help=f"Folder for finished updates.  [default: {HOME}/HOST-PORT-N, the first free N]",
-)
+@folder_option(f"Folder for finished updates.  [default: {HOME}/HOST-PORT-N, the first free N]")
 @click.option(
     "--only-when",
     default="",
