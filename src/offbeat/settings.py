@@ -9,6 +9,7 @@ Rules kept here:
 import difflib
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache, partial
 from math import isnan
@@ -270,7 +271,9 @@ def _typed(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
     if value is None and type(None) in kinds:
         return None
     if isinstance(value, str) and str in kinds:
-        return _number_or_text(value) if float in kinds else value
+        with suppress(ValueError):
+            return float(value) if float in kinds else value
+        return value
     yes_or_no = isinstance(value, bool)  # which Python counts among the whole numbers
     if isinstance(value, Integral) and int in kinds and not yes_or_no:
         return int(value)
@@ -279,13 +282,6 @@ def _typed(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
     words = {str: "text", int: "a whole number", float: "a number"}
     allowed = " or ".join(words[kind] for kind in kinds if kind in words)
     raise InvalidValue(f"{name} is {value!r} but must be {allowed}")
-
-
-def _number_or_text(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def read_toml(path: Path) -> dict[str, Any]:

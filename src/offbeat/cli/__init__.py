@@ -35,7 +35,7 @@ SECTIONS = {
     "Serve": ("serve", "work", "init", "token", "readmit"),
     "Look at runs": ("runs", "status", "ui", "report", "verify", "export", "track"),
 }
-"""The commands as the help lists them; any other comes last."""
+"""All commands, as the help lists them."""
 
 
 class UserMistake(click.ClickException):
@@ -54,13 +54,10 @@ class Commands(click.Group):
             raise UserMistake(str(error)) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        listed = [name for names in SECTIONS.values() for name in names]
         width = formatter.width - max(map(len, self.commands)) - 6
-        for title, names in {**SECTIONS, "More": [name for name in self.commands if name not in listed]}.items():
-            rows = [(name, self.commands[name].get_short_help_str(width)) for name in names if name in self.commands]
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(width)) for name in names])
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

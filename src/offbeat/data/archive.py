@@ -135,17 +135,14 @@ def unpack(source: DataSource, archive: Path, folder: Path) -> None:
     wanted = {f"{source.folder}/{file.name}": file for file in source.files}
     with _refusing(source, archive):
         for name, stream in (_zipped if archive.suffix == ".zip" else _tarred)(archive, wanted):
-            _take(wanted.pop(name), stream, folder)
+            file = wanted.pop(name)
+            try:
+                _save(stream, folder / file.name, file.size, file.digest)
+            except Broken as broken:
+                raise Broken(f"{file.name}: {broken}") from broken
             if not wanted:
                 return
         raise Broken(f"it has no file {', '.join(wanted)}")
-
-
-def _take(file: DataFile, stream: IO[bytes], folder: Path) -> None:
-    try:
-        _save(stream, folder / file.name, file.size, file.digest)
-    except Broken as broken:
-        raise Broken(f"{file.name}: {broken}") from broken
 
 
 def _tarred(archive: Path, wanted: Container[str]) -> Iterator[tuple[str, IO[bytes]]]:
@@ -191,21 +188,17 @@ def _checked(stream: IO[bytes], size: int, digest: str) -> Iterator[bytes]:
     """The stream in chunks; Broken as soon as there are too many bytes, or at the end if they are not the expected."""
     kind, _, expected = digest.partition(":")
     seen, count = hashlib.new(kind, usedforsecurity=False), 0
-    while chunk := _read(stream):
-        count += len(chunk)
-        if count > size:
-            raise Broken(f"longer than the expected {size:,} bytes")
-        seen.update(chunk)
-        yield chunk
+    with _reading():
+        while chunk := stream.read(CHUNK):
+            count += len(chunk)
+            if count > size:
+                raise Broken(f"longer than the expected {size:,} bytes")
+            seen.update(chunk)
+            yield chunk
     if count < size:
         raise Broken(f"ends after {count:,} of {size:,} bytes")
     if seen.hexdigest() != expected:
         raise Broken(f"its {kind} is {seen.hexdigest()}, not {expected}")
-
-
-def _read(stream: IO[bytes]) -> bytes:
-    with _reading():
-        return stream.read(CHUNK)
 
 
 @contextmanager

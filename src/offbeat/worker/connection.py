@@ -158,7 +158,11 @@ class Connection:
             event = h11.NEED_DATA if self._straight else self._http.next_event()
             if event is h11.NEED_DATA and self._left is not None:
                 self._straight = True
-                return self._past_h11(view[: self._left], until)
+                count = self._receive(view[: self._left], until)
+                if not count:
+                    raise ConnectionResetError("it breaks off")
+                self._left -= count
+                return count
             if event is h11.NEED_DATA:
                 self._feed(until)
             elif isinstance(event, h11.Data):
@@ -168,13 +172,6 @@ class Connection:
                 self._left = 0
         count = min(len(view), len(self._came))
         view[:count], self._came = self._came[:count], self._came[count:]
-        return count
-
-    def _past_h11(self, view: memoryview, until: float) -> int:
-        count = self._receive(view, until)
-        if not count:
-            raise ConnectionResetError("it breaks off")
-        self._left = self._left and self._left - count
         return count
 
     # --- the socket --------------------------------------------------------------------------------------------------

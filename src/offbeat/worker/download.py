@@ -42,8 +42,6 @@ def pull(http: HttpClient, path: str, layout: Layout, patience: Patience) -> Mod
 
 
 class Download:
-    """One file, from its first byte to its last."""
-
     def __init__(self, http: HttpClient, path: str, patience: Patience) -> None:
         self.at = self._begun_at = 0
         self._http, self._path, self._patience = http, path, patience

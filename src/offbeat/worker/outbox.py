@@ -17,7 +17,7 @@ import re
 import secrets
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -89,18 +89,14 @@ class Outbox:
         """Damaged files that were found, one line each, for the log."""
         with _writing(folder):
             _make(folder, self.disk)
-        self._lock: Lock | None = _taken(folder)
-        try:
+        with ExitStack() as held:
+            held.callback(_taken(folder).release)
             self.name = self._called(name)
             """The worker's name, today and after a restart."""
-        except BaseException:
-            self.close()
-            raise
+            self._held = held.pop_all()
 
     def close(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self._held.close()
 
     def __enter__(self) -> Self:
         return self
@@ -124,7 +120,9 @@ class Outbox:
                 digest, size = self._write(path, model)
                 facts = (digest, size, *trained, model.layout.fingerprint, download_s, train_s)
                 finished = Finished(path, run, task, *facts)
-                self.disk.write_whole(finished.record, [_told(order, finished)])
+                record = plain({"order": order, **asdict(finished)})
+                del record["path"]
+                self.disk.write_whole(finished.record, [json.dumps(record, allow_nan=False).encode()])
         except BaseException:
             self._forget(path)
             raise
@@ -249,21 +247,18 @@ class Journal:
     def __init__(self, path: Path | None, disk: Disk | None = None) -> None:
         """Half a line at the end, which a power cut leaves, is cut off."""
         self.path, self.disk = path, disk or Disk()
-        self._lock: Lock | None = None
+        self._held = ExitStack()
         if path is None:
             return
-        with _writing(path):
-            self._lock = Lock.take(path.with_name(f"{path.name}.lock"))
-            try:
-                if not path.exists():
-                    self.disk.create(path).close()
-                    self.disk.sync_folder(path.parent)
-                self._size = _whole_lines(path)
-                with self.disk.extend(path, self._size) as output:
-                    output.sync()
-            except BaseException:
-                self.close()
-                raise
+        with _writing(path), ExitStack() as held:
+            held.callback(Lock.take(path.with_name(f"{path.name}.lock")).release)
+            if not path.exists():
+                self.disk.create(path).close()
+                self.disk.sync_folder(path.parent)
+            self._size = _whole_lines(path)
+            with self.disk.extend(path, self._size) as output:
+                output.sync()
+            self._held = held.pop_all()
 
     def note(self, run: str, task: int, digest: str, outcome: str) -> None:
         """Add a line: when this returns it is on the disk."""
@@ -276,9 +271,7 @@ class Journal:
         self._size += len(line)
 
     def close(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self._held.close()
 
 
 def _whole_lines(path: Path) -> int:
@@ -318,11 +311,6 @@ def _read(path: Path) -> bytes:
 def _cannot_read(path: Path, error: OSError) -> OffbeatError:
     """The file may be whole, so it is not removed."""
     return OffbeatError(f"cannot read {path}: {error.strerror}; make it readable, remove it, or give another --dir")
-
-
-def _told(order: int, finished: Finished) -> bytes:
-    fields = {name: value for name, value in asdict(finished).items() if name != "path"}
-    return json.dumps(plain({"order": order, **fields}), allow_nan=False).encode()
 
 
 def _make(folder: Path, disk: Disk) -> None:

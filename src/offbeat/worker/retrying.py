@@ -103,19 +103,17 @@ class RetryingClient:
             except RequestRefused as refused:
                 if refused.error == "unknown_session":
                     self._join_again(stale)
-                elif refused.for_good or not (refused.temporary or self._from_a_proxy(refused)):
+                    continue
+                # one without a word of ours is a proxy's, which speaks for a server that we know and that is restarted
+                by_proxy = bool(stale) and not refused.error
+                if refused.for_good or not (refused.temporary or by_proxy):
                     raise
-                else:
-                    self.outages.wait(refused)
+                self.outages.wait(refused)
             except Unreachable as error:
                 self.outages.wait(error)
             else:
                 self.outages.over()
                 return answer
-
-    def _from_a_proxy(self, refused: RequestRefused) -> bool:
-        """Does something else speak for a server that we know, such as a proxy while the server is restarted?"""
-        return bool(self.client.session) and not refused.error
 
     def _join_again(self, stale: str) -> None:
         self._rejoins += 1
