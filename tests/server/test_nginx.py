@@ -23,10 +23,10 @@ from offbeat.server.server import ServeOptions
 from offbeat.server.settings import AccessSettings
 from offbeat.web.login import TRIES_MAX
 from offbeat.web.served_page import furnish
+from offbeat.worker.api_answers import RequestRefused
 from offbeat.worker.api_client import ApiClient, Hello, common_headers
 from offbeat.worker.http_client import HttpClient
 from offbeat.worker.outbox import Finished
-from offbeat.worker.request_errors import RequestRefused
 from offbeat.worker.settings import Address
 from tests.server import serving as served
 from tests.server.proxying import SHIPPED, Front, Nginx, free_port, needs_nginx, nginx
@@ -248,7 +248,7 @@ class TestPassingThrough:
                 calls.push(finished)
             assert told.value.error == "unknown_task"
         calls.leave()
-        calls.close()
+        calls.http.close()
 
     def test_a_task_comes_to_whoever_waits_for_it(self, tmp_path: Path) -> None:
         with placed(tmp_path, {"in_flight_max": 1, "devices": 2}, prefix="", task=TASK) as place:

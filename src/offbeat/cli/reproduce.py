@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from offbeat.cli.options import cannot_write_to, needs_extra
+from offbeat.cli.options import needs_extra, writing_to
 from offbeat.cli.progress import INTERRUPTED, bar_of_runs, plain_table, stopping
 from offbeat.report import curve_run, report_curves
 from offbeat.reproduce.figure_curves import CurveResults
@@ -34,10 +34,8 @@ def reproduce(
     with needs_extra("demo"):
         from offbeat.reproduce import figures
     results = CurveResults(folder)
-    try:
+    with writing_to(folder):
         results.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write_to(folder, error) from error
     try:
         with bar_of_runs(wanted.name) as show, stopping(show) as watch:
             run_target(wanted, results, work, **where._asdict(), tell=watch)
@@ -54,7 +52,6 @@ def reproduce(
 
 
 def _report(wanted: ReproductionTarget, results: CurveResults, folder: Path) -> None:
-    """All runs of the target as one page."""
     from offbeat.reproduce.figures import label_of
 
     runs = [

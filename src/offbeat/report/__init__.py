@@ -20,7 +20,7 @@ from offbeat.storage.aside import aside
 from offbeat.storage.run_folder import SETTINGS
 
 if TYPE_CHECKING:
-    from offbeat.report.comparison_page import ComparedRun, Unreadable
+    from offbeat.report.comparison_page import ReportedRun, Unreadable
     from offbeat.sim.curve import CurvePoint
 
 __all__ = ["REPORT", "curve_run", "report", "report_curves"]
@@ -56,7 +56,7 @@ def report(
     return _written(out, page)
 
 
-def report_curves(out: Path | str, title: str, runs: Sequence["ComparedRun"], *, now: datetime | None = None) -> Path:
+def report_curves(out: Path | str, title: str, runs: Sequence["ReportedRun"], *, now: datetime | None = None) -> Path:
     """Write a comparison of runs of which only curves and results are left; `curve_run` makes each of them."""
     _refuse_missing()
     if not runs:
@@ -66,11 +66,11 @@ def report_curves(out: Path | str, title: str, runs: Sequence["ComparedRun"], *,
 
 def curve_run(
     label: str, settings: Mapping[str, Any], points: Sequence["CurvePoint"], results: Mapping[str, float | None]
-) -> "ComparedRun":
+) -> "ReportedRun":
     """A run of `report_curves`: its method's label, settings (with `task` and `seed`), points, and results by name."""
-    from offbeat.report.comparison_page import ComparedRun
+    from offbeat.report.comparison_page import ReportedRun
 
-    return ComparedRun(label, settings, RunCurve.of(points), results)
+    return ReportedRun(label, settings, RunCurve.of(points), results)
 
 
 # --- pieces ----------------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def _run_page(folder: Path, at: datetime, trouble: str | None) -> str:
 
 
 def _comparison_page(
-    title: str, runs: Sequence["ComparedRun"], at: datetime, unreadable: Sequence["Unreadable"] = ()
+    title: str, runs: Sequence["ReportedRun"], at: datetime, unreadable: Sequence["Unreadable"] = ()
 ) -> str:
     from offbeat.report.comparison_page import comparison_page
 
@@ -103,7 +103,7 @@ def _written(out: Path, page: str) -> Path:
     return out
 
 
-def _read_all(folder: Path, tell: Tell) -> tuple[list["ComparedRun"], list["Unreadable"]]:
+def _read_all(folder: Path, tell: Tell) -> tuple[list["ReportedRun"], list["Unreadable"]]:
     from offbeat.report.comparison_page import Unreadable
 
     paths = runs_under(folder)
@@ -120,9 +120,9 @@ def _read_all(folder: Path, tell: Tell) -> tuple[list["ComparedRun"], list["Unre
     return runs, unreadable
 
 
-def _measured(folder: Path, facts: RunFacts) -> "ComparedRun":
+def _measured(folder: Path, facts: RunFacts) -> "ReportedRun":
     """What a comparison needs of a run; its ledger's sums are let go."""
-    from offbeat.report.comparison_page import ComparedRun
+    from offbeat.report.comparison_page import ReportedRun
     from offbeat.report.wrong import count_wrong
 
     name = facts.folder.relative_to(folder)
@@ -136,4 +136,4 @@ def _measured(folder: Path, facts: RunFacts) -> "ComparedRun":
         "staleness_mean": fold.staleness_mean,
     }
     wrong = count_wrong(facts)
-    return ComparedRun(str(label), facts.settings, facts.curve, results, facts.state, wrong, str(name))
+    return ReportedRun(str(label), facts.settings, facts.curve, results, facts.state, wrong, str(name))

@@ -41,7 +41,7 @@ COUNTS = {
 }
 
 
-class ComparedRun(NamedTuple):
+class ReportedRun(NamedTuple):
     """A run as a comparison sees it."""
 
     label: str
@@ -62,7 +62,7 @@ class ComparedMethod:
     """Runs that differ in nothing but the seed."""
 
     label: str
-    runs: Sequence[ComparedRun]
+    runs: Sequence[ReportedRun]
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -90,9 +90,9 @@ class Unreadable(NamedTuple):
     why: str
 
 
-def methods_of(runs: Sequence[ComparedRun]) -> list[ComparedMethod]:
+def methods_of(runs: Sequence[ReportedRun]) -> list[ComparedMethod]:
     """Runs by method, in the order in which they came."""
-    found: dict[tuple[str, str], list[ComparedRun]] = {}
+    found: dict[tuple[str, str], list[ReportedRun]] = {}
     for run in runs:
         same = {name: one for name, one in run.settings.items() if name not in PER_RUN}
         found.setdefault((run.label, repr(sorted(same.items()))), []).append(run)
@@ -100,7 +100,7 @@ def methods_of(runs: Sequence[ComparedRun]) -> list[ComparedMethod]:
 
 
 def comparison_page(
-    title: str, runs: Sequence[ComparedRun], at: datetime, unreadable: Sequence[Unreadable] = ()
+    title: str, runs: Sequence[ReportedRun], at: datetime, unreadable: Sequence[Unreadable] = ()
 ) -> str:
     methods, metrics = methods_of(runs), _metrics(runs)
     return render(
@@ -124,7 +124,7 @@ def comparison_page(
     )
 
 
-def _metrics(runs: Sequence[ComparedRun]) -> list[str]:
+def _metrics(runs: Sequence[ReportedRun]) -> list[str]:
     """All metrics: what most runs have comes first, and what a task names last before its others."""
     names = dict.fromkeys(name for run in runs for name in reversed(run.curve.metrics))
     return sorted(names, key=lambda name: -sum(name in run.curve.metrics for run in runs))

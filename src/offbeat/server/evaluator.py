@@ -42,7 +42,7 @@ class Measures(Protocol):
     def close(self) -> None: ...
 
 
-class PendingEvaluation(NamedTuple):
+class WaitingVersion(NamedTuple):
     """A version that was put and not begun."""
 
     t: int
@@ -70,8 +70,8 @@ class Evaluator:
         self._deaths, self._again_at = 0, 0.0
         self._changed = threading.Condition()
         """Guards all below."""
-        self._waiting: PendingEvaluation | None = None
-        self._begun: PendingEvaluation | None = None
+        self._waiting: WaitingVersion | None = None
+        self._begun: WaitingVersion | None = None
         self._last = False
         """Is the one that was begun the last of the run?"""
         self._under_way: int | None = None
@@ -90,7 +90,7 @@ class Evaluator:
             if t == self._under_way:
                 self._last = self._last or last
             elif self._waiting is None or (last, t) >= (self._waiting.last, self._waiting.t):
-                self._waiting = PendingEvaluation(t, model, last)
+                self._waiting = WaitingVersion(t, model, last)
             self._changed.notify_all()
 
     def idle(self) -> bool:
