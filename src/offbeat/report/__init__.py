@@ -15,7 +15,7 @@ from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
 from offbeat.report.curves import Curve
 from offbeat.report.facts import Facts, read_run, runs_under
 from offbeat.report.words import clean
-from offbeat.storage.aside import aside
+from offbeat.storage.disk import aside
 from offbeat.storage.run_folder import SETTINGS
 
 if TYPE_CHECKING:

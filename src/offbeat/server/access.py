@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from offbeat.errors import InvalidValue
-from offbeat.storage.aside import aside, cannot_write
+from offbeat.storage.disk import aside, cannot_write
 from offbeat.storage.json_file import read_json
 from offbeat.storage.lock import Lock
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from offbeat.errors import InvalidValue, MissingExtra
 from offbeat.server.access import locked, write_private
-from offbeat.storage.aside import aside, cannot_write
+from offbeat.storage.disk import aside, cannot_write
 
 with suppress(ImportError):
     from cryptography import x509

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from offbeat.core.layout import Layout, Model
 from offbeat.hosting.task_process import TaskClosed, TaskDied
-from offbeat.storage.aside import cannot_write
+from offbeat.storage.disk import cannot_write
 from offbeat.wire import body_of, header_of
 
 FILE = "evaluating.safetensors"

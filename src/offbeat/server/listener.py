@@ -1,8 +1,17 @@
-"""Owns the open port: how many connections there may be, and how long a new one may take to send its request."""
+"""Owns the open port: how many connections there may be, how long a new one may take to send its request, and whose
+request it is.
+
+Rules kept here:
+- Of a proxy's headers about the client, only those of a proxy on this machine are believed, and only where the settings
+  say that there is one: else every client could claim any address.
+- Of several addresses the last counts, which that proxy added itself; those before it were told to it.
+"""
 
 import asyncio
 import ssl
+from contextlib import suppress
 from functools import partial
+from ipaddress import ip_address
 from typing import Any
 
 from aiohttp import web
@@ -13,6 +22,8 @@ from offbeat.server.settings import ServerSettings
 
 SILENT = web.AppKey("silent", set)
 """New connections that have sent no request yet."""
+FORWARDED_FOR = "X-Forwarded-For"
+FORWARDED_PROTO = "X-Forwarded-Proto"
 BACKLOG = 1024
 RETRY_AFTER_S = 5.0
 
@@ -75,3 +86,18 @@ class Listener:
             return
         self._silent.discard(protocol)
         protocol.force_close()
+
+
+def address_of(request: web.Request, *, behind_proxy: bool) -> str:
+    """The address of the client."""
+    remote = request.remote or ""
+    said = ",".join(request.headers.getall(FORWARDED_FOR, [])).rpartition(",")[2].strip()
+    with suppress(ValueError):  # one of them is no address
+        if behind_proxy and ip_address(remote).is_loopback and ip_address(said):
+            return said
+    return remote
+
+
+def over_tls(request: web.Request) -> bool:
+    """Does the client speak TLS, if only to a proxy? A client that lies harms only itself, so all are believed."""
+    return request.secure or request.headers.get(FORWARDED_PROTO, "").lower() == "https"

@@ -5,24 +5,59 @@ Rules kept here:
 - Several that wait are mixed in one pass over memory, into a fresh buffer: readers of older versions go on.
 - Updates are read from their files a few megabytes at a time: eight large ones are never in memory at once.
 - Of the versions that one pass makes, the newest can be read; the others were never there.
+- The buffer of a version is used again when the last view of it is gone. Pulls, the mixer and an evaluation hold views,
+  so a version never changes under a reader, and memory follows what is really read.
 """
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from time import perf_counter
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from offbeat.core.kernel import Term, Updater
-from offbeat.core.layout import Model
+from offbeat.core.layout import ALIGNMENT, Model, Vector
 from offbeat.protocol.messages import MixUpdate, PublishVersion
-from offbeat.server.buffer_pool import BufferPool
 from offbeat.wire import unload
 
 MixOrder = MixUpdate | PublishVersion
 PASS_MAX = 8
 """Updates mixed in one pass: more gain nothing, and pulls would wait longer for a version."""
+SPARE_MAX = 1
+"""Free buffers that are kept."""
+
+
+class BufferPool:
+    """Buffers of one size."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.out = 0
+        """Buffers that are in use."""
+        self._spare: list[npt.NDArray[np.uint8]] = []
+        self._lock = threading.RLock()  # a buffer may come back, by the garbage collector, while one is taken
+
+    def take(self) -> Vector:
+        """A buffer with arbitrary contents; it comes back by itself."""
+        with self._lock:
+            raw = self._spare.pop() if self._spare else np.empty(4 * self.size + ALIGNMENT, np.uint8)
+            self.out += 1
+        begin = -raw.ctypes.data % ALIGNMENT
+        # A memoryview between them makes this array, and not `raw`, what every view of it keeps alive.
+        vector = np.frombuffer(raw.data[begin : begin + 4 * self.size], np.float32)
+        weakref.finalize(vector, self._back, raw).atexit = False
+        return vector
+
+    def _back(self, raw: npt.NDArray[np.uint8]) -> None:
+        with self._lock:
+            self.out -= 1
+            if len(self._spare) < SPARE_MAX:
+                self._spare.append(raw)
 
 
 class Mixed(NamedTuple):

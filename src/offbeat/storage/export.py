@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from offbeat.errors import InvalidValue, MissingExtra
-from offbeat.storage.aside import aside
+from offbeat.storage.disk import aside
 from offbeat.storage.rows import Row
 from offbeat.storage.run_folder import RunFolder
 

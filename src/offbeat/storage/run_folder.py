@@ -21,7 +21,7 @@ from typing import Any, Literal, Self
 
 from offbeat.core.layout import Layout, Model
 from offbeat.errors import InvalidValue
-from offbeat.storage.aside import cannot_write, is_leftover, sync
+from offbeat.storage.disk import cannot_write, is_leftover, sync
 from offbeat.storage.json_file import plain, read_json, write_json
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.lock import Lock, is_held

@@ -25,8 +25,7 @@ from typing import Any, Self
 
 from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.storage.aside import cannot_write
-from offbeat.storage.disk import Bytes, Disk
+from offbeat.storage.disk import Bytes, Disk, cannot_write
 from offbeat.storage.json_file import plain
 from offbeat.storage.lock import Lock
 from offbeat.wire import body_of, header_of
