@@ -63,7 +63,6 @@ JOIN = {
 
 
 async def join(request: web.Request) -> web.Response:
-    """A worker comes, or comes back."""
     context = context_of(request)
     body = await json_of(request, JOIN)
     _check_protocol(body)
@@ -128,7 +127,6 @@ async def _release_other(context: ServerContext, worker: int, holding: int | Non
 
 
 def _about(context: ServerContext, session: WorkerSession, secret: str) -> dict[str, Any]:
-    """What a worker must know of the run."""
     chosen = context.settings.as_dict()
     shown = (name for name in (*OFFERED, *OVERRIDES, "gamma_schedule") if name != "task_args" or chosen[name])
     return {
@@ -150,7 +148,6 @@ def _about(context: ServerContext, session: WorkerSession, secret: str) -> dict[
 
 
 async def leave(request: web.Request) -> web.Response:
-    """A worker goes."""
     context = context_of(request)
     session = session_of(request, number_in_path(request, "worker"))
     await context.tell(lambda at: WorkerLeft(at, session.worker))
@@ -159,7 +156,6 @@ async def leave(request: web.Request) -> web.Response:
 
 
 async def readmit(request: web.Request) -> web.Response:
-    """Lift a quarantine."""
     context, worker = context_of(request), number_in_path(request, "worker")
     if context.sessions.of(worker) is None:
         raise Refusal("not_found", f"there is no worker {worker}")
@@ -182,7 +178,6 @@ async def bar(request: web.Request) -> web.Response:
 
 
 async def ask(request: web.Request) -> web.StreamResponse:
-    """Wait for a task."""
     context = context_of(request)
     session = session_of(request, number_in_path(request, "worker"))
     session.asking = True
@@ -235,7 +230,6 @@ def _lease(context: ServerContext, lease: Lease) -> dict[str, Any]:
 
 
 async def heartbeat(request: web.Request) -> web.Response:
-    """Still training."""
     context, task = context_of(request), number_in_path(request, "task")
     session = session_of(request)
     body = await json_of(request, {"progress": (int, float, type(None))})

@@ -1,9 +1,9 @@
-"""Owns the server's TLS: a certificate authority of its own, a server certificate, and the contexts of both ends.
+"""Owns the server's TLS: a certificate authority of its own, a server certificate, and the context that uses it.
 
 Rules kept here:
 - Workers trust one file, ca.pem, and nothing else. It is made once; the server's certificate is renewed from it.
 - A private key is readable by its owner alone, and never leaves the folder.
-- Only making certificates needs `cryptography`: a worker's context does not.
+- Only making certificates needs `cryptography`; using them does not.
 """
 
 import re
@@ -77,7 +77,6 @@ def renew(folder: Path, hosts: Sequence[str] = (), days: int = DAYS) -> Issued:
 
 
 def read(folder: Path) -> Issued:
-    """What the server certificate in `folder` says."""
     _check()
     cert = _load(folder / SERVER_CERT, "renew it with --host NAME")
     try:
@@ -100,18 +99,6 @@ def server_context(where: Path, key: Path | None = None) -> ssl.SSLContext:
             f"cannot use {cert} with {key}: {_why(error)}; "
             "they must be a PEM certificate and its own key, without a pass phrase"
         ) from error
-    return context
-
-
-def worker_context(ca: Path | None = None) -> ssl.SSLContext:
-    """TLS for a worker: it trusts this CA and no other; without one, those that the system trusts."""
-    try:
-        context = ssl.create_default_context(cafile=ca)
-    except OSError as error:
-        raise InvalidValue(
-            f"cannot use {ca} as a CA: {_why(error)}; copy {CA_CERT} from the folder that `offbeat init` made"
-        ) from error
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 
 

@@ -148,6 +148,5 @@ class Checkpointer:
 
 
 def applied_of(ledger: Ledger, tasks: Iterable[int]) -> list[Decision]:
-    """The decisions on these tasks that were applied."""
     found = (as_decision(row) for task in tasks for row in ledger.rows("decided", task=task))
     return [decision for decision in found if decision.mix is not None]

@@ -37,8 +37,6 @@ T = TypeVar("T")
 
 @dataclass
 class ServerContext:
-    """One run, served."""
-
     run: ServedRun
     long_poll: LongPoll
     sessions: WorkerSessions
@@ -63,7 +61,6 @@ class ServerContext:
 
     @property
     def trouble(self) -> str | None:
-        """The first of the troubles."""
         return next(iter(self.troubles.values()), None)
 
     async def tell(self, happened: Happened) -> list[Command]:
@@ -135,7 +132,6 @@ def number_in_head(request: web.Request, name: str, least: int, default: int | N
 
 
 def whole(name: str, text: str | None, least: int = 0) -> int:
-    """A whole number that came as text."""
     if text is None or not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX):
         raise Refusal("bad_request", f"{name} is {text!r:.60} but must be a whole number >= {least}")
     if int(text) < least:
@@ -144,7 +140,6 @@ def whole(name: str, text: str | None, least: int = 0) -> int:
 
 
 def seconds(name: str, text: str, most: float = SECONDS_MAX) -> float:
-    """A number of seconds that came as text."""
     try:
         found = float(text)
     except ValueError:
@@ -180,5 +175,4 @@ async def json_of(request: web.Request, known: Mapping[str, tuple[type, ...]]) -
 
 
 def hello() -> dict[str, str]:
-    """The headers of every answer."""
     return {"Offbeat-Protocol": str(PROTOCOL), "Offbeat-Version": VERSION}

@@ -100,7 +100,6 @@ class Driver:
         self.trouble: str | None = None
         """Why nothing can be decided at the moment, if so."""
         self.events = 0
-        """Events handled since the start."""
         self._mixer, self._checkpointer, self._outside = mixer, checkpointer, outside
         self._stop, self._ended = threading.Event(), threading.Event()
         self._putting = threading.Lock()
@@ -130,7 +129,6 @@ class Driver:
         return asked.answer
 
     def mixed(self, mixed: Mixed) -> None:
-        """A pass of the mixer is done."""
         self._queue.put(mixed)
 
     def fail(self, error: BaseException) -> None:

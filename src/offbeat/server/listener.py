@@ -29,8 +29,6 @@ RETRY_AFTER_S = 5.0
 
 
 class TooManyConnections(asyncio.Protocol):
-    """Answers one connection too many."""
-
     def __init__(self) -> None:
         self._refusal = Refusal("not_now", "too many are connected", retry_after_s=RETRY_AFTER_S).response()
 
@@ -45,8 +43,6 @@ class TooManyConnections(asyncio.Protocol):
 
 
 class Listener:
-    """Lets connections in."""
-
     def __init__(self, runner: web.AppRunner, loop: asyncio.AbstractEventLoop, limits: ServerSettings) -> None:
         self.runner, self.loop, self.limits, self.port = runner, loop, limits, 0
         self._tls = False
@@ -89,7 +85,6 @@ class Listener:
 
 
 def address_of(request: web.Request, *, behind_proxy: bool) -> str:
-    """The address of the client."""
     remote = request.remote or ""
     said = ",".join(request.headers.getall(FORWARDED_FOR, [])).rpartition(",")[2].strip()
     with suppress(ValueError):  # one of them is no address

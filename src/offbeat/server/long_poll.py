@@ -39,8 +39,6 @@ async def answered(ask: Callable[[], "Future[Any]"]) -> Any:
 
 
 class LongPoll:
-    """The workers that wait for a task."""
-
     def __init__(self, loop: asyncio.AbstractEventLoop, driver: Driver) -> None:
         self.stopping = False
         self._loop, self._driver = loop, driver
@@ -85,7 +83,6 @@ class LongPoll:
             self._driver.tell(lambda at: LeaseReturned(at, lease.worker, lease.task), must=True)
 
     def published(self) -> None:
-        """A version can be read."""
         self._newer.set()
         self._newer = asyncio.Event()
 
@@ -95,7 +92,6 @@ class LongPoll:
             self._hear(worker, TellFinished(worker))
 
     def stop(self) -> None:
-        """End every wait."""
         self.stopping = True
         for worker in list(self._waiting):
             self._hear(worker, None)

@@ -33,12 +33,9 @@ SPARE_MAX = 1
 
 
 class BufferPool:
-    """Buffers of one size."""
-
     def __init__(self, size: int) -> None:
         self.size = size
         self.out = 0
-        """Buffers that are in use."""
         self._spare: list[npt.NDArray[np.uint8]] = []
         self._lock = threading.RLock()  # a buffer may come back, by the garbage collector, while one is taken
 
@@ -61,10 +58,7 @@ class BufferPool:
 
 
 class Mixed(NamedTuple):
-    """What one pass did."""
-
     sequences: tuple[int, ...]
-    """Decisions that were applied."""
     t: int | None
     """The version that can be read from now on, if there is a new one."""
     w: Model
@@ -100,7 +94,6 @@ class Mixer:
         self._thread.start()
 
     def put(self, order: MixOrder) -> None:
-        """Mix this after what was put before."""
         self._orders.put(order)
 
     def stop(self) -> None:
@@ -110,7 +103,6 @@ class Mixer:
             self._thread.join()
 
     def apply(self, orders: Sequence[MixOrder]) -> Mixed:
-        """One pass."""
         decisions = [order.decision for order in orders if isinstance(order, MixUpdate)]
         if decisions:
             self.w = self._mixed([order for order in orders if isinstance(order, MixUpdate)])

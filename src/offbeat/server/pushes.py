@@ -37,7 +37,6 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 async def offset(request: web.Request) -> web.Response:
-    """How many bytes are there."""
     context, task = context_of(request), number_in_path(request, "task")
     session = session_of(request)
     await context.ask(lambda c: _refuse_stranger(c, session.worker, task))

@@ -56,8 +56,6 @@ class Observers:
 
 
 class ServedRun:
-    """A run on real time."""
-
     def __init__(
         self,
         folder: Path,
@@ -237,7 +235,6 @@ class ServedRun:
 
 
 def answer_in(commands: Sequence[Command]) -> AnswerPush:
-    """The answer among the commands that followed from a push."""
     return next(command for command in commands if isinstance(command, AnswerPush))
 
 

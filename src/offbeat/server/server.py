@@ -69,7 +69,6 @@ LINGER_S = 2.0
 COUNTED = ("t", "epochs", "applied", "gradients", "rejected", "duplicates")
 """What the summary takes over from the status."""
 EVALUATION, RESULTS = "evaluation", "results"
-"""What trouble can be about."""
 
 log = logging.getLogger("offbeat.server")
 http_log = logging.getLogger("offbeat.server.http")

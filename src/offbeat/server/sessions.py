@@ -21,8 +21,6 @@ SECRET_BYTES = 24
 
 @dataclass(slots=True)
 class WorkerSession:
-    """A worker that has joined."""
-
     worker: int
     name: str
     device: int
@@ -59,12 +57,10 @@ class WorkerSessions:
         return list(self._of.values())
 
     def known(self, name: str) -> WorkerSession | None:
-        """The worker of this name."""
         number = self._number.get(name)
         return None if number is None else self._of.get(number)
 
     def of(self, worker: int) -> WorkerSession | None:
-        """The worker of this number."""
         return self._of.get(worker)
 
     def number(self, name: str) -> int:
@@ -86,7 +82,6 @@ class WorkerSessions:
         return free if free < devices else len(self._of) % devices
 
     def take(self, event: WorkerJoined) -> WorkerSession:
-        """A worker joined, or joined again."""
         before = self._of.get(event.worker)
         if before is not None:
             self._on[before.device] -= 1
@@ -107,7 +102,6 @@ class WorkerSessions:
         return self._named_in(secret) is not None and self.find(secret) is None
 
     def find(self, secret: str) -> WorkerSession | None:
-        """The session with this secret."""
         session = self._named_in(secret)
         return session if session is not None and hmac.compare_digest(session.digest, digest_of(secret)) else None
 

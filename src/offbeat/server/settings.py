@@ -18,8 +18,6 @@ def _setting(default: Any, help_text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """How a run is served."""
-
     host: str = _setting("127.0.0.1", "Address to listen on; beyond this machine only with --access or --insecure.")
     port: int = _setting(7733, "Port to listen on; 0 picks a free one, see server.json.")
     behind_proxy: bool = _setting(False, "A proxy on this machine forwards the requests and says where they come from.")

@@ -35,7 +35,6 @@ class Upload:
     ) -> None:
         self.folder, self.task, self.size = folder, task, size
         self.at = at
-        """Bytes that have come."""
         self._output, self._digest = output, digest
         self._head: HeaderReader | None = HeaderReader() if at == 0 else None
         folder.opened(task)
@@ -82,8 +81,6 @@ class WrongDigest(BadPayload):
 
 
 class UpdateStore:
-    """The folder of updates of one run."""
-
     def __init__(
         self,
         folder: Path,
@@ -131,7 +128,6 @@ class UpdateStore:
         return Upload(self, task, size, output, hashlib.sha256(), 0)
 
     def resume(self, task: int, size: int, offset: int) -> Upload:
-        """Go on with an upload from where it was cut off."""
         there = self.offset(task)
         if offset != there:
             raise WrongOffset(there)
@@ -143,7 +139,6 @@ class UpdateStore:
         return Upload(self, task, size, self.disk.extend(self._part(task), offset), digest, offset)
 
     def discard(self, task: int) -> None:
-        """Forget an upload that is under way."""
         self.disk.remove(self._part(task))
         with self._lock:
             self._note(self._coming, task, 0)
@@ -178,7 +173,6 @@ class UpdateStore:
         return self.path / f"{task}{WHOLE}"
 
     def has(self, task: int) -> bool:
-        """Is the whole update there?"""
         return self.whole(task).exists()
 
     def tasks(self) -> set[int]:

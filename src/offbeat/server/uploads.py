@@ -152,7 +152,6 @@ def _no_room(message: str) -> Refusal:
 
 
 async def say_continue(request: web.Request) -> None:
-    """The body may come."""
     if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 

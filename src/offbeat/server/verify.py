@@ -32,8 +32,6 @@ from offbeat.wire import BadPayload, mapped
 
 @dataclass
 class ReplayPoint:
-    """Where a replay stands."""
-
     w: Model
     x: Model
     t: int
@@ -41,8 +39,6 @@ class ReplayPoint:
 
 
 class Replay:
-    """The files of one served run, to be read."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.about = folder, RunFolder.open(folder)
         if not (folder / "layout.json").is_file():
@@ -167,7 +163,6 @@ def verify(folder: Path) -> dict[str, Any]:
 
 
 def model_at(folder: Path, epoch: str) -> tuple[int, Model]:
-    """A version of a served run, from its files."""
     replay = Replay(folder)
     try:
         if epoch == "latest":
@@ -193,5 +188,4 @@ def _reached(replay: Replay, t: int) -> Model:
 
 
 def sha256(model: Model) -> str:
-    """Of a model's vector."""
     return hashlib.sha256(model.vector.data).hexdigest()

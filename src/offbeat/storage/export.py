@@ -18,7 +18,6 @@ from offbeat.storage.rows import Row
 from offbeat.storage.run_folder import RunFolder
 
 GROUP_ROWS = 50_000
-"""Rows of one Parquet row group."""
 
 
 def export_ledger(folder: Path, out: Path) -> int:

@@ -64,8 +64,6 @@ _INSERTS: dict[RowShape, str] = {}
 
 
 class Ledger:
-    """The ledger of one run, open for writing or for reading only."""
-
     def __init__(
         self, path: Path, connection: sqlite3.Connection, *, read_only: bool, observers: Sequence[Observer] = ()
     ) -> None:
@@ -236,7 +234,6 @@ class Ledger:
         return map(as_decision, self.rows("decided"))
 
     def evaluations(self) -> list[Evaluated]:
-        """Every evaluation in order."""
         return [as_evaluation(row) for row in self.rows("evaluated")]
 
     def arrivals(self) -> dict[int, UpdateArrived]:

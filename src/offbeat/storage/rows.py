@@ -80,7 +80,6 @@ class NewRow(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """One of `KINDS`."""
         return self.shape.kind
 
     def facts(self) -> dict[str, Any]:
@@ -141,7 +140,6 @@ _REPEATED = _shape("repeated", "at task worker outcome")
 
 
 def _plain(event: type[Event], shape: RowShape) -> Callable[[Any], NewRow]:
-    """Makes the rows of a plain event."""
     columns = [name for name in shape.columns if name != "detail"]
     others = [field.name for field in fields(event) if field.name not in columns]
     values = attrgetter(*columns) if len(columns) > 1 else lambda told: (told.at,)
@@ -248,7 +246,6 @@ COMMANDS: dict[type[Command], Callable[[Any, float], NewRow]] = {
 
 
 def read(stored: tuple[Any, ...]) -> Row:
-    """A row as SQLite gives it."""
     row = Row._make(stored)
     if row.kind == "arrived" and row.detail is not None and "distance" in json.loads(row.detail):
         return row._replace(distance=nan)
@@ -271,7 +268,6 @@ def as_decision(row: Any) -> Decision:
 
 
 def as_arrival(row: Any) -> UpdateArrived:
-    """The event that an `arrived` row holds."""
     detail = {} if row.detail is None else json.loads(row.detail)
     seen = (row.samples, row.gradients, bool(row.finite), row.distance)
     spent = messages.Spent(*detail["spent"]) if "spent" in detail else None
@@ -280,7 +276,6 @@ def as_arrival(row: Any) -> UpdateArrived:
 
 
 def as_evaluation(row: Any) -> Evaluated:
-    """The event that an `evaluated` row holds."""
     metrics = json.loads(row.detail)["metrics"]
     return Evaluated(row.at, row.t, {name: float(value) for name, value in metrics.items()})
 

@@ -83,19 +83,16 @@ class RunFolder:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """The results, once the run is finished."""
         return read_json(self.path / SUMMARY) if (self.path / SUMMARY).is_file() else None
 
     @property
     def state(self) -> State:
-        """Finished, running in some process, or neither."""
         if (self.path / SUMMARY).is_file():
             return "finished"
         return "running" if self._lock or is_held(self.path / LOCK) else "interrupted"
 
     @property
     def checkpoint_path(self) -> Path:
-        """Where the checkpoint is, or will be."""
         return self.path / CHECKPOINT
 
     def ledger(self, *, durable: bool = False, verbose: bool = False) -> Ledger:
@@ -111,7 +108,6 @@ class RunFolder:
         return self._ledger
 
     def model(self, layout: Layout) -> Model:
-        """The final model."""
         return load_model(self.path / FINAL, layout)[0]
 
     # --- the end -----------------------------------------------------------------------------------------------------
