@@ -65,8 +65,7 @@ class ServerContext:
 
     async def tell(self, happened: Happened) -> list[Command]:
         """Tell the driver what happened; answered when it is on the disk."""
-        commands: list[Command] = await answered(lambda: self.run.driver.tell(happened))
-        return commands
+        return await answered(lambda: self.run.driver.tell(happened))
 
     async def ask(self, question: Callable[[Coordinator], Any]) -> Any:
         """Look at the coordinator between two events; answered when what it shows is on the disk."""
@@ -109,7 +108,7 @@ def session_of(request: web.Request, worker: int | None = None) -> WorkerSession
     secret = request.headers.get("Offbeat-Session", "")
     context = context_of(request)
     found = context.sessions.find(secret)
-    if found is None and context.sessions.was_replaced(secret):
+    if found is None and context.sessions.named_in(secret) is not None:  # genuine or not: only the refusal differs
         raise Refusal("replaced", "another process has joined under the name of this worker")
     if found is None:
         raise Refusal("unknown_session", "this session is not known")
@@ -132,11 +131,10 @@ def number_in_head(request: web.Request, name: str, least: int, default: int | N
 
 
 def whole(name: str, text: str | None, least: int = 0) -> int:
-    if text is None or not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX):
+    digits = text if text and text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX else "-1"
+    if int(digits) < least:
         raise Refusal("bad_request", f"{name} is {text!r:.60} but must be a whole number >= {least}")
-    if int(text) < least:
-        raise Refusal("bad_request", f"{name} is {text} but must be a whole number >= {least}")
-    return int(text)
+    return int(digits)
 
 
 def seconds(name: str, text: str, most: float = SECONDS_MAX) -> float:
@@ -168,9 +166,7 @@ async def json_of(request: web.Request, known: Mapping[str, tuple[type, ...]]) -
         if kinds is None:
             raise Refusal("bad_request", f"the body has an unknown field {name[:60]!r}; use {', '.join(known)}")
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise Refusal(
-                "bad_request", f"{name} is {value!r:.60}, which is of another type than the API document says"
-            )
+            raise Refusal("bad_request", f"{name} is {value!r:.60}; the API document says another type")
     return body
 
 

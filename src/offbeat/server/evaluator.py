@@ -27,9 +27,6 @@ PAUSE_MAX_S = 60.0
 
 log = logging.getLogger("offbeat.server")
 
-Done = Callable[[int, Mapping[str, float]], None]
-Failed = Callable[[int, str], None]
-
 
 class Measures(Protocol):
     """Evaluates a model in a file; `TaskProcess` does."""
@@ -52,8 +49,8 @@ class Evaluator:
         process: Measures,
         folder: Path,
         layout: Layout,
-        done: Done,
-        failed: Failed,
+        done: Callable[[int, Mapping[str, float]], None],
+        failed: Callable[[int, str], None],
         *,
         pause_s: float = PAUSE_S,
         pause_max_s: float = PAUSE_MAX_S,
@@ -113,7 +110,9 @@ class Evaluator:
             except Exception:  # in `done` or `failed`; the next version must not suffer for it
                 log.exception("the evaluation of version %s could not be recorded", t)
             finally:
-                self._end()
+                with self._changed:
+                    self._under_way, self._last = None, False
+                    self._changed.notify_all()
         self._file.unlink(missing_ok=True)
 
     def _begin(self) -> tuple[int, str | None] | None:
@@ -146,14 +145,11 @@ class Evaluator:
                 why = f"{error} (try {tries} of {TRIES})"
             except Exception as error:  # the task's: asked again it would say the same
                 return str(error) or repr(error)
-            self._died()
+            self._again_at = monotonic() + self._next_pause_s
+            self._next_pause_s = min(2.0 * self._next_pause_s, self._pause_max_s)
             if tries == TRIES or self._makes_way():
                 break
         return None if self._stopping else why
-
-    def _died(self) -> None:
-        self._again_at = monotonic() + self._next_pause_s
-        self._next_pause_s = min(2.0 * self._next_pause_s, self._pause_max_s)
 
     def _makes_way(self) -> bool:
         """Pause; True where a newer version is to be tried instead, or none."""
@@ -170,8 +166,3 @@ class Evaluator:
             with self._changed:
                 self._measured = t
             self._done(t, outcome)
-
-    def _end(self) -> None:
-        with self._changed:
-            self._under_way, self._last = None, False
-            self._changed.notify_all()

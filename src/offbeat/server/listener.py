@@ -29,14 +29,12 @@ RETRY_AFTER_S = 5.0
 
 
 class TooManyConnections(asyncio.Protocol):
-    def __init__(self) -> None:
-        self._refusal = Refusal("not_now", "too many are connected", retry_after_s=RETRY_AFTER_S).response()
-
     def connection_made(self, transport: Any) -> None:
-        body = str(self._refusal.text).encode()
+        refusal = Refusal("not_now", "too many are connected", retry_after_s=RETRY_AFTER_S).response()
+        body = str(refusal.text).encode()
         head = (
             "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
-            f"Retry-After: {self._refusal.headers['Retry-After']}\r\nContent-Length: {len(body)}\r\n\r\n"
+            f"Retry-After: {refusal.headers['Retry-After']}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         transport.write(head.encode() + body)
         transport.close()

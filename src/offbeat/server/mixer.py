@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from offbeat.core.kernel import Term, Updater
 from offbeat.core.layout import ALIGNMENT, Model, Vector
-from offbeat.protocol.messages import MixUpdate, PublishVersion
+from offbeat.protocol.messages import Decision, MixUpdate, PublishVersion
 from offbeat.wire import unload
 
 MixOrder = MixUpdate | PublishVersion
@@ -105,16 +105,16 @@ class Mixer:
     def apply(self, orders: Sequence[MixOrder]) -> Mixed:
         decisions = [order.decision for order in orders if isinstance(order, MixUpdate)]
         if decisions:
-            self.w = self._mixed([order for order in orders if isinstance(order, MixUpdate)])
+            self.w = self._mixed(decisions)
         published = [t for order in orders if (t := published_by(order)) is not None]
         if published:
             self.x = self.w
         return Mixed(tuple(d.sequence for d in decisions), published[-1] if published else None, self.w, self.x)
 
-    def _mixed(self, orders: Sequence[MixUpdate]) -> Model:
+    def _mixed(self, decisions: Sequence[Decision]) -> Model:
         terms, newest = [], self.w
-        for order in orders:
-            mix, lease = order.decision.mix, order.decision.lease
+        for decision in decisions:
+            mix, lease = decision.mix, decision.lease
             if mix is None:
                 raise AssertionError("a refused update is never mixed")
             newest = self._update_of(lease.task)
@@ -133,16 +133,13 @@ class Mixer:
             if not orders:
                 continue
             try:
-                self._done(self._timed(orders))
+                begun = perf_counter()
+                mixed = self.apply(orders)
+                self._on_pass(len(mixed.sequences), perf_counter() - begun)
+                self._done(mixed)
             except BaseException as error:
                 self._done(error)
                 return
-
-    def _timed(self, orders: Sequence[MixOrder]) -> Mixed:
-        begun = perf_counter()
-        mixed = self.apply(orders)
-        self._on_pass(len(mixed.sequences), perf_counter() - begun)
-        return mixed
 
     def _take(self, waiting: deque[MixOrder]) -> bool:
         """Take what is there, and wait for it where nothing is; False when nothing more will come."""

@@ -14,7 +14,7 @@ import os
 import resource
 import signal
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -37,7 +37,7 @@ from offbeat.server.evaluator import Evaluator
 from offbeat.server.event_log import EventLog
 from offbeat.server.folder import WHERE, begin
 from offbeat.server.listener import Listener
-from offbeat.server.long_poll import LongPoll
+from offbeat.server.long_poll import LongPoll, call_on, wait_for
 from offbeat.server.metrics import Metrics, Timed
 from offbeat.server.reports import Reports
 from offbeat.server.served_run import Observers, ServedRun
@@ -47,6 +47,7 @@ from offbeat.server.views import counts
 from offbeat.settings import Settings
 from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import write_json
+from offbeat.storage.ledger import Observer
 from offbeat.storage.rows import as_event
 from offbeat.storage.run_folder import FINAL, LEDGER, SUMMARY
 from offbeat.wire import body_of, header_of
@@ -103,7 +104,7 @@ class Server:
         self.tokens, self.tls = _access(options.access)
         self.process = TaskProcess(options.task, options.settings, threads=options.limits.evaluation_threads)
         self.evaluator: Evaluator | None = None
-        self.event_log: EventLog | None = None
+        observers: list[Observer] = []
         self.stopped = asyncio.Event()
         self.failure: str | None = None
         self.url = ""
@@ -112,20 +113,25 @@ class Server:
             self.begun = begin(options.folder, options.task, options.settings, self.process, options.x_0)
             undo.callback(self.begun.folder.close)
             if options.log_events:
-                self.event_log = EventLog.open(options.log_events, run=self.begun.run_id)
-                undo.callback(self.event_log.close)
+                event_log = EventLog.open(options.log_events, run=self.begun.run_id)
+                undo.callback(event_log.close)
+                observers.append(event_log.written)
             metrics = Metrics(options.folder / LEDGER)
-            self.run = self._run(metrics)
+            self.run = self._run(metrics, observers)
             self.process.remember(self.begun.about, self.run.layout)
             self.long_poll = LongPoll(loop, self.run.driver)
             self.context = self._context(metrics)
-            undo.pop_all()
+            self._parts = undo.pop_all()
+            """Closed in the end, the last first, also where closing another one fails."""
+        self._parts.callback((options.folder / WHERE).unlink, missing_ok=True)
+        self._parts.callback(self.context.disk_pool.shutdown)
+        self._parts.callback(self.run.stop)
 
-    def _run(self, metrics: Metrics) -> ServedRun:
-        heard = [metrics.written, *([self.event_log.written] if self.event_log else ()), self._committed]
+    def _run(self, metrics: Metrics, observers: Sequence[Observer]) -> ServedRun:
+        on_written = (metrics.written, *observers, self._committed)
         return ServedRun(
             *(self.options.folder, self.begun.method, self.options.limits, self),
-            observers=Observers(tuple(heard), on_pass=metrics.mixed, on_synced=metrics.synced),
+            observers=Observers(on_written, on_pass=metrics.mixed, on_synced=metrics.synced),
             drop_damaged=self.options.drop_damaged,
         )
 
@@ -191,6 +197,7 @@ class Server:
         process, c = Timed(self.process, self.context.metrics), self.run.coordinator
         folder, layout = self.options.folder, self.run.layout
         self.evaluator = Evaluator(process, folder, layout, self._evaluated, self._not_evaluated)
+        self._parts.callback(self.evaluator.stop)
         if (not c.evaluations or c.evaluations[-1].t != c.t) and (c.t == 0 or c.finished):
             self.evaluate(c.t)
 
@@ -211,17 +218,13 @@ class Server:
             self.evaluator.put(t, x, last=bool(self.run.coordinator.end_reason))
 
     def published(self, t: int) -> None:
-        self._on_loop(self._published, t)
+        call_on(self.loop, self._published, t)
 
     def over(self, reason: str) -> None:
-        self._on_loop(self._over, reason)
+        call_on(self.loop, self._over, reason)
 
     def _committed(self, *_: object) -> None:
-        self._on_loop(lambda: self.context.say_committed())
-
-    def _on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
-        if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(function, *arguments)
+        call_on(self.loop, lambda: self.context.say_committed())
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 
@@ -273,15 +276,13 @@ class Server:
                 break
             except (OSError, OffbeatError) as error:
                 self._note_trouble(RESULTS, f"the results cannot be written; this is tried again: {error}")
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(RETRY_S):
-                        await self.stopped.wait()
+                await wait_for(self.stopped, RETRY_S)
         log.info("finished: %s", self.run.coordinator.end_reason)
         if self.options.exit_when_finished:
             with suppress(TimeoutError):
                 async with asyncio.timeout(GOODBYE_S):
                     while any(map(self._is_there, self.context.sessions.all())):
-                        await self._commit_or(HEARD_AGAIN_S)
+                        await wait_for(self.context.committed, HEARD_AGAIN_S)  # one of them may have left
             self.stopped.set()
 
     def _is_there(self, session: WorkerSession) -> bool:
@@ -289,12 +290,6 @@ class Server:
         return bool(session.digest) and (
             session.asking or monotonic() - session.heard_at < self.begun.method.plan.lease_s
         )
-
-    async def _commit_or(self, wait_s: float) -> None:
-        """Wait until something is committed, such as that a worker has left, or for this long."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                await self.context.committed.wait()
 
     def _write_results(self) -> None:
         folder = self.options.folder
@@ -320,20 +315,7 @@ class Server:
         self.long_poll.stop()
         self.context.say_committed()  # those who follow the events hear that they end
         await self.runner.cleanup()
-        await self.loop.run_in_executor(None, self._close_rest)
-
-    def _close_rest(self) -> None:
-        """Close every part, also where closing another one fails."""
-        with ExitStack() as last_first:
-            last_first.callback(self.begun.folder.close)
-            if self.event_log is not None:
-                last_first.callback(self.event_log.close)
-            last_first.callback((self.options.folder / WHERE).unlink, missing_ok=True)
-            last_first.callback(self.context.disk_pool.shutdown)
-            last_first.callback(self.process.close)
-            last_first.callback(self.run.stop)
-            if self.evaluator is not None:
-                last_first.callback(self.evaluator.stop)
+        await self.loop.run_in_executor(None, self._parts.close)
 
 
 def serve(options: ServeOptions, ready: Callable[[Server], Any] = lambda _: None) -> None:

@@ -6,7 +6,6 @@ Rules kept here:
   digest of it is kept.
 """
 
-import hashlib
 import hmac
 import secrets
 from collections import Counter
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from math import inf
 
 from offbeat.protocol.messages import WorkerJoined, WorkerLeft
+from offbeat.server.access import digest_of
 
 SECRET_BYTES = 24
 
@@ -97,15 +97,11 @@ class WorkerSessions:
         if worker in self._of:
             self._of[worker].digest = ""
 
-    def was_replaced(self, secret: str) -> bool:
-        """Does this secret name a worker that has another one now? It need not be genuine: only the refusal differs."""
-        return self._named_in(secret) is not None and self.find(secret) is None
-
     def find(self, secret: str) -> WorkerSession | None:
-        session = self._named_in(secret)
+        session = self.named_in(secret)
         return session if session is not None and hmac.compare_digest(session.digest, digest_of(secret)) else None
 
-    def _named_in(self, secret: str) -> WorkerSession | None:
+    def named_in(self, secret: str) -> WorkerSession | None:
         """The worker whose number a secret begins with, unless it has left."""
         number, _, _ = secret.partition("-")
         plain = number.isascii() and number.isdecimal() and len(number) < SECRET_BYTES
@@ -116,8 +112,3 @@ class WorkerSessions:
 def new_secret(worker: int) -> str:
     """A secret; it begins with the worker's number."""
     return f"{worker}-{secrets.token_urlsafe(SECRET_BYTES)}"
-
-
-def digest_of(secret: str) -> str:
-    """What is kept of a secret: it is random and long, so a plain digest cannot be guessed back."""
-    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()

@@ -50,14 +50,9 @@ class ServerSettings:
             raise InvalidValue(f"keep_updates is {self.keep_updates!r}; use needed or all")
 
     @property
-    def on_loopback(self) -> bool:
-        """Can only this machine reach it?"""
-        return self.host in LOOPBACK
-
-    @property
     def private(self) -> bool:
         """Can no request come from another machine, not even through a proxy?"""
-        return self.on_loopback and not self.behind_proxy
+        return self.host in LOOPBACK and not self.behind_proxy
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +65,12 @@ class AccessSettings:
 
     def check(self, settings: ServerSettings) -> None:
         """Refuse to be open to a network by accident."""
-        if self.folder is None and settings.behind_proxy and not self.insecure:
-            raise InvalidValue(
-                "behind_proxy opens this server to everybody who reaches the proxy: run `offbeat init DIR` once and "
-                "give --access DIR for TLS and tokens, or say --insecure if the network itself is safe"
-            )
-        if self.folder is None and not settings.on_loopback and not self.insecure:
-            raise InvalidValue(
-                f"host {settings.host} can be reached from other machines: run `offbeat init DIR` once and give "
-                "--access DIR for TLS and tokens, or say --insecure if the network itself is safe"
-            )
+        if self.folder is not None or self.insecure or settings.private:
+            return
+        why = f"host {settings.host} can be reached from other machines"
+        if settings.behind_proxy:
+            why = "behind_proxy opens this server to everybody who reaches the proxy"
+        raise InvalidValue(
+            f"{why}: run `offbeat init DIR` once and give --access DIR for TLS and tokens, "
+            "or say --insecure if the network itself is safe"
+        )

@@ -37,37 +37,36 @@ class Upload:
         self.at = at
         self._output, self._digest = output, digest
         self._head: HeaderReader | None = HeaderReader() if at == 0 else None
-        folder.opened(task)
+        folder.note_sending(task, sending=True)
 
     def write(self, *parts: Bytes) -> None:
         """Append; bytes beyond the announced size, and a header that is not the model's, are refused at once."""
         for data in parts:
-            self._write(data)
-
-    def _write(self, data: Bytes) -> None:
-        if self.at + len(data) > self.size:
-            raise BadPayload(f"the update has more than the {self.size} bytes that were announced")
-        if self._head is not None:
-            header = self._head.feed(data)
-            if header is not None:
+            if self.at + len(data) > self.size:
+                raise BadPayload(f"the update has more than the {self.size} bytes that were announced")
+            if self._head is not None and (header := self._head.feed(data)) is not None:
                 check_fit(header, self.folder.layout)
                 self._head = None
-        self._output.write(data)
-        self._digest.update(data)
-        self.at += len(data)
+            self._output.write(data)
+            self._digest.update(data)
+            self.at += len(data)
 
     def close(self) -> None:
         """Leave it; what has come can be appended to, unless its room is needed."""
         self._output.close()
-        self.folder.closed(self.task)
+        self.folder.note_sending(self.task, sending=False)
+
+    def abandon(self) -> None:
+        """Leave it, and forget what has come."""
+        self.close()
+        self.folder.discard(self.task)
 
     def finish(self, digest: str) -> None:
         """All is there: check it, bring it to the disk, give it its name."""
         if self.at != self.size:
             raise BadPayload(f"the update has {self.at} bytes of the {self.size} that were announced")
         if self._digest.hexdigest() != digest:
-            self.close()
-            self.folder.discard(self.task)
+            self.abandon()
             raise WrongDigest("the digest is not that of the bytes that arrived; send the update again from its start")
         begun = perf_counter()
         self._output.sync()
@@ -143,15 +142,10 @@ class UpdateStore:
         with self._lock:
             self._note(self._coming, task, 0)
 
-    def opened(self, task: int) -> None:
-        """A connection sends this one from now on."""
+    def note_sending(self, task: int, *, sending: bool) -> None:
+        """Does a connection send this one from now on, or none?"""
         with self._lock:
-            self._open.add(task)
-
-    def closed(self, task: int) -> None:
-        """No connection sends it any more."""
-        with self._lock:
-            self._open.discard(task)
+            (self._open.add if sending else self._open.discard)(task)
 
     def set_aside(self, task: int, *, idle: bool) -> None:
         """A whole update that met a full queue may be forgotten if its room is needed; not while it is judged."""

@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
 from typing import Any, Self
 
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.protocol.messages import Command, Decision, Evaluated, Event, UpdateArrived
+from offbeat.protocol.messages import Command, Decision, Evaluated, Event
 from offbeat.storage.disk import aside
 from offbeat.storage.rows import (
     COMMANDS,
@@ -28,7 +27,6 @@ from offbeat.storage.rows import (
     NewRow,
     Row,
     RowShape,
-    as_arrival,
     as_decision,
     as_evaluation,
     lost_row,
@@ -86,7 +84,11 @@ class Ledger:
         if path.exists():
             raise InvalidValue(f"{path} is there already; open it to go on, or choose another folder")
         with _explained(f"cannot make the ledger {path}"), aside(path) as temporary:
-            _make(temporary, {"schema": str(SCHEMA), "verbose": str(int(verbose))})
+            with closing(sqlite3.connect(temporary)) as connection:
+                connection.executescript(_TABLES)
+                meta = {"schema": str(SCHEMA), "verbose": str(int(verbose))}
+                connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+                connection.commit()
             for suffix in ("-wal", "-shm", "-journal"):  # of a ledger that was here before: SQLite would replay them
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
         return cls.open(path, durable=durable, observers=observers)
@@ -205,7 +207,7 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- reading -----------------------------------------------------------------------------------------------------
@@ -214,8 +216,7 @@ class Ledger:
         self, kind: str | None = None, after: int = 0, limit: int | None = None, *, task: int | None = None
     ) -> Iterator[Row]:
         """Rows in order: of one kind, of one task, after a sequence number, at most `limit` of them."""
-        if kind is not None:
-            _refuse_unknown(kind)
+        _refuse_unknown(kind)
         if limit is not None and limit < 0:
             raise InvalidValue(f"limit is {limit} but must be >= 0, or None for all")
         asked = {"kind": kind, "task": task}
@@ -223,8 +224,7 @@ class Ledger:
 
     def count(self, kind: str | None = None) -> int:
         """How many rows there are, of one kind or of all."""
-        if kind is not None:
-            _refuse_unknown(kind)
+        _refuse_unknown(kind)
         self.flush()
         where, values = ("WHERE kind = ?", (kind,)) if kind else ("", ())
         return int(self._select(f"SELECT count(*) FROM events {where}", values)[0][0])  # noqa: S608 (text from above)
@@ -235,10 +235,6 @@ class Ledger:
 
     def evaluations(self) -> list[Evaluated]:
         return [as_evaluation(row) for row in self.rows("evaluated")]
-
-    def arrivals(self) -> dict[int, UpdateArrived]:
-        """What the data plane said about the update of each task; the last word where one was pushed again."""
-        return {arrival.task: arrival for arrival in map(as_arrival, self.rows("arrived"))}
 
     # --- SQLite ------------------------------------------------------------------------------------------------------
 
@@ -295,21 +291,14 @@ def _insert(shape: RowShape) -> str:
     return _INSERTS.setdefault(shape, statement)
 
 
-def _make(path: Path, meta: dict[str, str]) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(_TABLES)
-        connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
-        connection.commit()
-
-
 def _connected(path: Path, mode: str) -> sqlite3.Connection:
     address = f"{path.absolute().as_uri()}?mode={mode}"
     with _explained(f"cannot open the ledger {path}"):
         return sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
 
 
-def _refuse_unknown(kind: str) -> None:
-    if kind not in KINDS:
+def _refuse_unknown(kind: str | None) -> None:
+    if kind is not None and kind not in KINDS:
         raise InvalidValue(f"kind is {kind!r}; use one of {', '.join(KINDS)}")
 
 

@@ -16,7 +16,6 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from offbeat.core.layout import Layout, Model
@@ -95,16 +94,13 @@ class RunFolder:
     def checkpoint_path(self) -> Path:
         return self.path / CHECKPOINT
 
-    def ledger(self, *, durable: bool = False, verbose: bool = False) -> Ledger:
+    def ledger(self, *, durable: bool = False) -> Ledger:
         """The ledger: the run's own, made where it is missing and closed with the folder; or another one to read."""
         file = self.path / LEDGER
         if self._lock is None:
             return Ledger.open(file, read_only=True)
         if self._ledger is None:
-            there = file.exists()
-            self._ledger = (
-                Ledger.open(file, durable=durable) if there else Ledger.create(file, durable=durable, verbose=verbose)
-            )
+            self._ledger = (Ledger.open if file.exists() else Ledger.create)(file, durable=durable)
         return self._ledger
 
     def model(self, layout: Layout) -> Model:
@@ -136,7 +132,7 @@ class RunFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
