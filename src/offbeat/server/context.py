@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from time import monotonic
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Command
 from offbeat.server.access import Role, TokenBook, TokenEntry
 from offbeat.server.driver import Happened
+from offbeat.server.folder import Begun
 from offbeat.server.long_poll import LongPoll, answered
 from offbeat.server.metrics import Metrics
 from offbeat.server.refusals import Refusal
@@ -32,32 +32,37 @@ PROTOCOL = 1
 JSON_BYTES_MAX = 64 << 10
 SECONDS_MAX = 1e9
 NUMBER_DIGITS_MAX = 15
+HEARTBEAT_MAX_S = 30.0
+HEARTBEATS_PER_LEASE = 3
 T = TypeVar("T")
 
 
-@dataclass
 class ServerContext:
-    run: ServedRun
-    long_poll: LongPoll
-    sessions: WorkerSessions
-    limits: ServerSettings
-    settings: Settings
-    task: str
-    """What the task is called, with the digest of its file."""
-    run_id: str
-    devices: int
-    tokens: TokenBook | None
-    metrics_known: bool
-    """Does the server evaluate? Else the workers' reports are gathered."""
-    reports: Reports
-    heartbeat_s: float
-    metrics: Metrics = field(default_factory=Metrics)
-    joining: asyncio.Lock = field(default_factory=asyncio.Lock)
-    disk_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "disk"))
-    finished: bool = False
-    troubles: dict[str, str] = field(default_factory=dict)
-    """What an administrator should look at, by what it is about, until it is over."""
-    committed: asyncio.Event = field(default_factory=asyncio.Event)
+    def __init__(
+        self,
+        run: ServedRun,
+        begun: Begun,
+        long_poll: LongPoll,
+        sessions: WorkerSessions,
+        tokens: TokenBook | None,
+        metrics: Metrics,
+        limits: ServerSettings,
+        settings: Settings,
+    ) -> None:
+        self.run, self.long_poll, self.sessions, self.tokens = run, long_poll, sessions, tokens
+        self.metrics, self.limits, self.settings = metrics, limits, settings
+        self.task = begun.about.identity
+        """What the task is called, with the digest of its file."""
+        self.run_id, self.devices = begun.run_id, begun.method.devices
+        self.metrics_known = bool(begun.about.metrics)
+        """Does the server evaluate? Else the workers' reports are gathered."""
+        self.reports = Reports(begun.method.plan.evaluate_every)
+        self.heartbeat_s = min(HEARTBEAT_MAX_S, begun.method.plan.lease_s / HEARTBEATS_PER_LEASE)
+        self.joining, self.committed = asyncio.Lock(), asyncio.Event()
+        self.disk_pool = ThreadPoolExecutor(8, "disk")
+        self.finished = run.coordinator.finished
+        self.troubles: dict[str, str] = {}
+        """What an administrator should look at, by what it is about, until it is over."""
 
     @property
     def trouble(self) -> str | None:

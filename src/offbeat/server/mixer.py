@@ -35,26 +35,19 @@ SPARE_MAX = 1
 class BufferPool:
     def __init__(self, size: int) -> None:
         self.size = size
-        self.out = 0
-        self._spare: list[npt.NDArray[np.uint8]] = []
-        self._lock = threading.RLock()  # a buffer may come back, by the garbage collector, while one is taken
+        self._spare: deque[npt.NDArray[np.uint8]] = deque(maxlen=SPARE_MAX)
 
     def take(self) -> Vector:
         """A buffer with arbitrary contents; it comes back by itself."""
-        with self._lock:
-            raw = self._spare.pop() if self._spare else np.empty(4 * self.size + ALIGNMENT, np.uint8)
-            self.out += 1
+        try:
+            raw = self._spare.pop()  # one call, as is `append`: a buffer may come back on any thread at any moment
+        except IndexError:
+            raw = np.empty(4 * self.size + ALIGNMENT, np.uint8)
         begin = -raw.ctypes.data % ALIGNMENT
         # A memoryview between them makes this array, and not `raw`, what every view of it keeps alive.
         vector = np.frombuffer(raw.data[begin : begin + 4 * self.size], np.float32)
-        weakref.finalize(vector, self._back, raw).atexit = False
+        weakref.finalize(vector, self._spare.append, raw).atexit = False
         return vector
-
-    def _back(self, raw: npt.NDArray[np.uint8]) -> None:
-        with self._lock:
-            self.out -= 1
-            if len(self._spare) < SPARE_MAX:
-                self._spare.append(raw)
 
 
 class Mixed(NamedTuple):

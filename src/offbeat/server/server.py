@@ -17,7 +17,6 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -39,7 +38,6 @@ from offbeat.server.folder import WHERE, begin
 from offbeat.server.listener import Listener
 from offbeat.server.long_poll import LongPoll, call_on, wait_for
 from offbeat.server.metrics import Metrics, Timed
-from offbeat.server.reports import Reports
 from offbeat.server.served_run import Observers, ServedRun
 from offbeat.server.sessions import WorkerSession, WorkerSessions
 from offbeat.server.settings import AccessSettings, ServerSettings
@@ -53,8 +51,6 @@ from offbeat.storage.run_folder import FINAL, LEDGER, SUMMARY
 from offbeat.wire import body_of, header_of
 
 ANYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 (compared with, not bound to)
-HEARTBEAT_MAX_S = 30.0
-HEARTBEATS_PER_LEASE = 3
 GOODBYE_S = 10.0
 """With --exit-when-finished: how long workers have to hear that the run is finished."""
 HEARD_AGAIN_S = 0.2
@@ -120,7 +116,10 @@ class Server:
             self.run = self._run(metrics, observers)
             self.process.remember(self.begun.about, self.run.layout)
             self.long_poll = LongPoll(loop, self.run.driver)
-            self.context = self._context(metrics)
+            self.context = ServerContext(
+                *(self.run, self.begun, self.long_poll, WorkerSessions(self._history())),
+                *(self.tokens, metrics, options.limits, options.settings),
+            )
             self._parts = undo.pop_all()
             """Closed in the end, the last first, also where closing another one fails."""
         self._parts.callback((options.folder / WHERE).unlink, missing_ok=True)
@@ -133,26 +132,6 @@ class Server:
             *(self.options.folder, self.begun.method, self.options.limits, self),
             observers=Observers(on_written, on_pass=metrics.mixed, on_synced=metrics.synced),
             drop_damaged=self.options.drop_damaged,
-        )
-
-    def _context(self, metrics: Metrics) -> ServerContext:
-        plan = self.begun.method.plan
-        heartbeat_s = plan.lease_s / HEARTBEATS_PER_LEASE if isfinite(plan.lease_s) else HEARTBEAT_MAX_S
-        return ServerContext(
-            run=self.run,
-            long_poll=self.long_poll,
-            sessions=WorkerSessions(self._history()),
-            limits=self.options.limits,
-            settings=self.options.settings,
-            task=self.begun.about.identity,
-            run_id=self.begun.run_id,
-            devices=self.begun.method.devices,
-            tokens=self.tokens,
-            metrics_known=bool(self.begun.about.metrics),
-            reports=Reports(plan.evaluate_every),
-            heartbeat_s=min(HEARTBEAT_MAX_S, heartbeat_s),
-            metrics=metrics,
-            finished=self.run.coordinator.finished,
         )
 
     def _history(self) -> list[WorkerJoined | WorkerLeft]:

@@ -19,19 +19,7 @@ from typing import Any, Self
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.protocol.messages import Command, Decision, Evaluated, Event
 from offbeat.storage.disk import aside
-from offbeat.storage.rows import (
-    COMMANDS,
-    EVENTS,
-    KINDS,
-    VERBOSE,
-    NewRow,
-    Row,
-    RowShape,
-    as_decision,
-    as_evaluation,
-    lost_row,
-    read,
-)
+from offbeat.storage.rows import COMMANDS, EVENTS, KINDS, LOST, VERBOSE, NewRow, Row, as_decision, as_evaluation, read
 
 SCHEMA = 1
 CHATTER = ("requested", "request_ended", "heartbeat", "time_passed", "mixed")
@@ -56,9 +44,6 @@ CREATE INDEX events_by_task ON events (task) WHERE task IS NOT NULL;
 
 Observer = Callable[[Sequence[NewRow], int, float], None]
 """Hears which rows were committed, the sequence number of the last, and how long that took; must not block."""
-
-_INSERTS: dict[RowShape, str] = {}
-"""The statement that writes a row of each shape, made when the first one is written."""
 
 
 class Ledger:
@@ -132,7 +117,7 @@ class Ledger:
 
     def record_lost(self, at: float, task: int, decision: int) -> None:
         """An acknowledged update is damaged, and the operator has decided to go on without it."""
-        self._waiting.append(lost_row(at, task, decision))
+        self._waiting.append(NewRow(LOST, (at, task, decision)))
 
     def flush(self) -> None:
         """Write what waits, in one transaction."""
@@ -245,7 +230,7 @@ class Ledger:
         execute("BEGIN IMMEDIATE")
         try:
             for shape, values in rows:
-                execute(_INSERTS.get(shape) or _insert(shape), values)
+                execute(shape.insert, values)
             last = cursor.lastrowid or 0
             execute("COMMIT")
         except BaseException:
@@ -283,12 +268,6 @@ class Ledger:
     def _select(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         with _explained(f"cannot read the ledger {self.path}"):
             return self._connection.execute(query, values).fetchall()
-
-
-def _insert(shape: RowShape) -> str:
-    names, values = ", ".join(shape.columns), ", ?" * len(shape.columns)
-    statement = f"INSERT INTO events (kind, {names}) VALUES ('{shape.kind}'{values})"  # noqa: S608 (names from rows.py)
-    return _INSERTS.setdefault(shape, statement)
 
 
 def _connected(path: Path, mode: str) -> sqlite3.Connection:

@@ -14,6 +14,7 @@ Rules kept here:
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cached_property
 from math import isnan, nan
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -64,12 +65,18 @@ KINDS = (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class RowShape:
     """The kind of a row and the columns that it has; there is one of each, compared by identity."""
 
     kind: str
     columns: tuple[str, ...]
+
+    @cached_property
+    def insert(self) -> str:
+        """The statement that writes such a row."""
+        names, values = ", ".join(self.columns), ", ?" * len(self.columns)
+        return f"INSERT INTO events (kind, {names}) VALUES ('{self.kind}'{values})"  # noqa: S608 (names of this file)
 
 
 class NewRow(NamedTuple):
@@ -126,7 +133,8 @@ _LEASED = _shapes("leased", "at")
 _RELEASED = _shapes("released", "at detail")
 _REFUSED = _shapes("decided", _DECISION)
 _APPLIED = _shapes("decided", f"{_DECISION} keep new base publish")
-_LOST = _shape("lost", "at task decision")
+LOST = _shape("lost", "at task decision")
+"""An acknowledged update is damaged, and an operator has decided to go on without it."""
 _FINISHED = _shape("finished", "at detail")
 _ANSWERED = {
     Outcome.BUSY.value: _shape("busy", "at task worker outcome"),
@@ -195,11 +203,6 @@ def _answered(command: AnswerPush, at: float) -> NewRow:
         return NewRow(_REFUSED[_is_set(lease)], (*facts, *_of_lease(lease)))
     coefficients = (float(mix.keep), float(mix.new), float(mix.base), 1 if mix.publish else 0)
     return NewRow(_APPLIED[_is_set(lease)], (*facts, *coefficients, *_of_lease(lease)))
-
-
-def lost_row(at: float, task: int, decision: int) -> NewRow:
-    """An acknowledged update is damaged, and an operator has decided to go on without it."""
-    return NewRow(_LOST, (at, task, decision))
 
 
 def _is_set(lease: Lease) -> bool:
