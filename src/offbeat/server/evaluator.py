@@ -35,7 +35,7 @@ class Measures(Protocol):
     def close(self) -> None: ...
 
 
-class PendingEvaluation(NamedTuple):
+class WaitingVersion(NamedTuple):
     t: int
     model: Model
     last: bool
@@ -61,7 +61,7 @@ class Evaluator:
         self._next_pause_s, self._again_at = pause_s, 0.0
         self._changed = threading.Condition()
         """Guards all below."""
-        self._waiting: PendingEvaluation | None = None
+        self._waiting: WaitingVersion | None = None
         self._under_way: int | None = None
         self._last = False
         """Is the one that is under way the last of the run?"""
@@ -80,7 +80,7 @@ class Evaluator:
             if t == self._under_way:
                 self._last = self._last or last
             elif self._waiting is None or (last, t) >= (self._waiting.last, self._waiting.t):
-                self._waiting = PendingEvaluation(t, model, last)
+                self._waiting = WaitingVersion(t, model, last)
             self._changed.notify_all()
 
     def wait(self, patience_s: float) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from offbeat.errors import InvalidValue
 from offbeat.storage.json_file import number
@@ -32,15 +32,10 @@ STDERR = "-"
 DROPPED = "log_dropped"
 """The kind of the line that says how many are missing."""
 
+PendingRow = tuple[int, float, NewRow]
+"""A row that is in the ledger and not yet in the log: its sequence number, the time of its commit, and the row."""
+
 log = logging.getLogger("offbeat.server")
-
-
-class PendingRow(NamedTuple):
-    """A row that is in the ledger and not yet in the log."""
-
-    sequence: int
-    logged_at: float
-    row: NewRow
 
 
 class EventLog:
@@ -75,9 +70,7 @@ class EventLog:
     def written(self, rows: Sequence[NewRow], last: int, _seconds: float = 0.0) -> None:
         """These rows were committed, the last of them under this sequence number. Never blocks."""
         first, logged_at = last - len(rows) + 1, datetime.now(UTC).timestamp()
-        told = [
-            PendingRow(sequence, logged_at, row) for sequence, row in enumerate(rows, first) if row.kind not in CHATTER
-        ]
+        told = [(sequence, logged_at, row) for sequence, row in enumerate(rows, first) if row.kind not in CHATTER]
         with self._changed:
             kept = told[: max(0, self._waiting_max - len(self._waiting))]
             self._waiting.extend(kept)
@@ -107,7 +100,7 @@ class EventLog:
             self._write(rows, dropped)
 
     def _write(self, rows: deque[PendingRow], dropped: int) -> None:
-        lines = [line_of(row, self._run) for row in rows]
+        lines = [_line_of(row, self._run) for row in rows]
         if dropped:
             lines.append(_line({"run": self._run, "kind": DROPPED, "count": dropped}, datetime.now(UTC).timestamp()))
         left = self._not_written("".join(lines).encode())
@@ -134,10 +127,10 @@ class EventLog:
 # --- lines -----------------------------------------------------------------------------------------------------------
 
 
-def line_of(waiting: PendingRow, run: str = "") -> str:
-    row = waiting.row
+def _line_of(waiting: PendingRow, run: str) -> str:
+    sequence, logged_at, row = waiting
     facts = {name: _plain(name, value) for name, value in row.facts().items() if value is not None}
-    return _line({"run": run, "sequence": waiting.sequence, "kind": row.kind, **facts}, waiting.logged_at)
+    return _line({"run": run, "sequence": sequence, "kind": row.kind, **facts}, logged_at)
 
 
 def _line(facts: dict[str, Any], logged_at: float) -> str:

@@ -41,18 +41,17 @@ class TooManyConnections(asyncio.Protocol):
 
 
 class Listener:
-    def __init__(self, runner: web.AppRunner, loop: asyncio.AbstractEventLoop, limits: ServerSettings) -> None:
-        self.runner, self.loop, self.limits, self.port = runner, loop, limits, 0
-        self._tls = False
+    def __init__(self, runner: web.AppRunner, limits: ServerSettings, tls: ssl.SSLContext | None) -> None:
+        self.runner, self.limits, self.tls, self.port = runner, limits, tls, 0
+        self.loop = asyncio.get_running_loop()
         self._silent: set[Any] = runner.app[SILENT]
 
-    async def listen(self, tls: ssl.SSLContext | None) -> asyncio.Server:
-        self._tls = tls is not None
+    async def listen(self) -> asyncio.Server:
         host, port = self.limits.host, self.limits.port
         try:
-            patience = self.limits.head_s if tls is not None else None
+            patience = self.limits.head_s if self.tls is not None else None
             server = await self.loop.create_server(
-                self._newcomer, host, port, ssl=tls, backlog=BACKLOG, ssl_handshake_timeout=patience
+                self._newcomer, host, port, ssl=self.tls, backlog=BACKLOG, ssl_handshake_timeout=patience
             )
         except OSError as error:
             raise OffbeatError(
@@ -63,7 +62,7 @@ class Listener:
 
     def _newcomer(self) -> asyncio.BaseProtocol:
         server = self.runner.server
-        shaking_hands = sum(1 for protocol in self._silent if protocol.transport is None) if self._tls else 0
+        shaking_hands = sum(1 for protocol in self._silent if protocol.transport is None) if self.tls else 0
         if server is None or len(server.connections) + shaking_hands >= self.limits.connections_max:
             return TooManyConnections()
         protocol = server()

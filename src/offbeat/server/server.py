@@ -160,8 +160,8 @@ class Server:
         )
         await self.runner.setup()
         most = _raise_file_limit(self.options.limits.connections_max)
-        listener = Listener(self.runner, self.loop, replace(self.options.limits, connections_max=most))
-        self.listener = await listener.listen(self.tls)
+        listener = Listener(self.runner, replace(self.options.limits, connections_max=most), self.tls)
+        self.listener = await listener.listen()
         self.url = self._url(listener.port)
         where = {"url": self.url, "pid": os.getpid(), "run": self.begun.run_id}
         Disk().write_whole(self.options.folder / WHERE, [json.dumps(where).encode()])
