@@ -86,7 +86,8 @@ Told = tuple[Event, list[Command]]
 def told(folder: Path, messages: Iterable[Told], **settings: object) -> Path:
     """The folder of a served run to which just this has happened."""
     with RunFolder.begin(folder, {"task": "told", "served": True, "rule": "fedasync", **settings}) as run:
-        ledger = run.ledger(verbose=True)
+        Ledger.create(run.path / LEDGER, verbose=True).close()
+        ledger = run.ledger()
         for event, commands in messages:
             ledger.record(event, commands)
     return folder

@@ -18,7 +18,7 @@ import click
 
 from offbeat.cli.options import FOLDER, JSON
 from offbeat.errors import InvalidValue
-from offbeat.storage.aside import cannot_write
+from offbeat.storage.disk import cannot_write
 
 if TYPE_CHECKING:
     from offbeat.server.access import Role

@@ -2,7 +2,7 @@
 
 import threading
 
-from offbeat.server.clock import Clock
+from offbeat.server.driver import Clock
 
 
 class PollingClock:

@@ -27,7 +27,7 @@ from offbeat.core.layout import Array, Layout, Model, Vector
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.hosting import child
 from offbeat.hosting.loading import described, identity
-from offbeat.storage.aside import aside
+from offbeat.storage.disk import aside
 from offbeat.task import Task, Trained, Work, evaluate, start
 from offbeat.wire import body_of, header_of, unpack
 

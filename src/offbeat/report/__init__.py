@@ -16,7 +16,7 @@ from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
 from offbeat.report.facts import RunFacts, read_run, runs_under
 from offbeat.report.run_curve import RunCurve
 from offbeat.report.wording import clean
-from offbeat.storage.aside import aside
+from offbeat.storage.disk import aside
 from offbeat.storage.run_folder import SETTINGS
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any
 
 from offbeat.settings import Settings
 from offbeat.sim.curve import CurvePoint
-from offbeat.storage.aside import aside
+from offbeat.storage.disk import aside
 from offbeat.storage.json_file import read_json, write_json
 
 RECIPE = 1

@@ -14,7 +14,7 @@ Rules kept here:
 import json
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -55,8 +55,6 @@ class Observers:
 
 
 class ServedRun:
-    """A run on real time."""
-
     def __init__(
         self,
         folder: Path,
@@ -130,8 +128,7 @@ class ServedRun:
         self.versions.add(self.coordinator.t, self.mixer.x)
         self.checkpointer = Checkpointer(
             *(checkpoints, self.coordinator, self.ledger, self.updates, self.versions, (self.mixer.w, self.mixer.x)),
-            every=limits.checkpoint_every,
-            keep_updates=limits.keep_updates == "all",
+            limits,
         )
         self.driver = Driver(self.coordinator, self.ledger, self.mixer, self.checkpointer, outside)
         for decision in found.lost:
@@ -184,21 +181,20 @@ class ServedRun:
         return answer
 
     def _seen(self, x: Vector, tau: int) -> tuple[bool, float | None, bool]:
-        """Is it finite, how far is it from x_tau where that matters, and is x_tau gone where it is needed?"""
-        if not self.versions.on_disk:
-            return self._finite(x), None, False
-        try:
-            x_tau = self.versions.of(tau).vector
-        except VersionGone:
-            return self._finite(x), None, True
-        if not self.coordinator.needs_distance:
-            return self._finite(x), None, False
+        """Is it finite, how far is it from x_tau where that matters, and is x_tau gone where it is needed?
+
+        Read a few megabytes at a time: many large updates may come at once.
+        """
+        x_tau, base_gone = None, False
+        if self.versions.on_disk:
+            try:
+                x_tau = self.versions.of(tau).vector
+            except VersionGone:
+                base_gone = True
+        if x_tau is None or not self.coordinator.needs_distance:
+            return self.updater.finite(x, between=lambda: unload([x])), None, base_gone
         seen = self.updater.measure(x, x_tau, between=lambda: unload([x, x_tau]))
         return seen.finite, seen.distance, False
-
-    def _finite(self, x: Vector) -> bool:
-        """Read a few megabytes at a time: many large updates may come at once."""
-        return self.updater.finite(x, between=lambda: unload([x]))
 
     def _judged(self, task: int, done: "Future[list[Command]]", unpin: ExitStack) -> None:
         unpin.close()
@@ -233,6 +229,5 @@ class ServedRun:
         return self.updates.bytes() + self.versions.bytes()
 
 
-def answer_in(commands: Sequence[Command]) -> AnswerPush:
-    """The answer among the commands that followed from a push."""
+def answer_in(commands: list[Command]) -> AnswerPush:
     return next(command for command in commands if isinstance(command, AnswerPush))

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.protocol.messages import Command, Decision, Evaluated, Event, UpdateArrived
-from offbeat.storage.aside import aside
+from offbeat.storage.disk import aside
 from offbeat.storage.rows import (
     COMMANDS,
     EVENTS,

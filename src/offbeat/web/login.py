@@ -21,7 +21,7 @@ from aiohttp import web
 
 from offbeat.errors import InvalidValue
 from offbeat.server.access import Right, Role, TokenBook, bearer, digest_of
-from offbeat.server.proxy import address_of, over_tls
+from offbeat.server.listener import address_of, over_tls
 from offbeat.server.refusals import Refusal
 from offbeat.web.login_sessions import FILE, SECRET_BYTES, SESSION_S, LoginSessions, csrf_of
 

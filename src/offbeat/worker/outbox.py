@@ -24,8 +24,7 @@ from typing import Any, BinaryIO, Self
 
 from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.storage.aside import cannot_write
-from offbeat.storage.disk import Bytes, Disk
+from offbeat.storage.disk import Bytes, Disk, cannot_write
 from offbeat.storage.json_file import plain
 from offbeat.storage.lock import Lock
 from offbeat.task import Trained
