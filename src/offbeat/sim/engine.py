@@ -59,7 +59,7 @@ class MixingDone(NamedTuple):
 
 
 class DataPlane(Protocol):
-    """What holds the vectors: `plane.Plane`, or `replay.Replayed` where a schedule needs none."""
+    """What holds the vectors: `plane.Plane`, or `plane.Replayed` where a schedule needs none."""
 
     def lease(self, lease: Lease) -> None: ...
     def start(self, lease: Lease) -> None: ...

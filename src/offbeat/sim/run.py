@@ -30,8 +30,7 @@ from offbeat.sim.curve import CONTRIBUTION, CURVE, Point, write_contribution, wr
 from offbeat.sim.engine import Engine
 from offbeat.sim.event_sources import simulated_method, source_of
 from offbeat.sim.executors import Executor, Pending
-from offbeat.sim.plane import Plane
-from offbeat.sim.replay import Replayed
+from offbeat.sim.plane import Plane, Replayed
 from offbeat.sim.tally import Tally
 from offbeat.storage.model_file import load_models, save_models
 from offbeat.storage.rows import as_arrival
