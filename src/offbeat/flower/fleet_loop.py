@@ -7,13 +7,12 @@ Rules kept here:
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from offbeat.core.layout import Model
 from offbeat.errors import OffbeatError
 from offbeat.flower.flower_run import FlowerRun
-from offbeat.flower.grid_messages import ErrorReply, GridMessages, NoReply, Reply, UpdateReply
-from offbeat.flower.nodes import Nodes
+from offbeat.flower.grid_messages import GridMessages, NoUpdate, UpdateReply
 from offbeat.flower.result import TrainMetrics
 from offbeat.protocol.messages import (
     AnswerPush,
@@ -32,9 +31,42 @@ Evaluate = Callable[[int, Model], Mapping[str, float] | None]
 log = logging.getLogger("flwr.offbeat")
 
 
-class FleetLoop:
-    """Drives a run to its end."""
+class Nodes:
+    """Which node is which worker: Flower's nodes have long numbers and come and go, workers are 0, 1, 2...
 
+    A node keeps its worker's number for ever, over restarts: the ledger has it. A worker serves the device of its own
+    number: a Flower node is both.
+    """
+
+    def __init__(self, history: Iterable[WorkerJoined] = ()) -> None:
+        self._worker: dict[int, int] = {}
+        self._node: dict[int, int] = {}
+        self.present: set[int] = set()
+        """Workers whose node is connected."""
+        for event in history:
+            self._know(int(event.name), event.worker)
+
+    def worker(self, node: int) -> int:
+        """The worker of a node; a new node gets the next number."""
+        if node not in self._worker:
+            self._know(node, len(self._worker))
+        return self._worker[node]
+
+    def node(self, worker: int) -> int:
+        return self._node[worker]
+
+    def look(self, connected: Iterable[int]) -> tuple[list[int], list[int]]:
+        """Note which nodes are connected; returns the workers that came, and those that left."""
+        now = {self.worker(node) for node in sorted(connected)}
+        came, left = sorted(now - self.present), sorted(self.present - now)
+        self.present = now
+        return came, left
+
+    def _know(self, node: int, worker: int) -> None:
+        self._worker[node], self._node[worker] = worker, node
+
+
+class FleetLoop:
     def __init__(
         self,
         run: FlowerRun,
@@ -110,19 +142,18 @@ class FleetLoop:
 
     # --- replies -----------------------------------------------------------------------------------------------------
 
-    def _take(self, reply: Reply) -> None:
+    def _take(self, reply: UpdateReply | NoUpdate) -> None:
         lease = reply.lease
-        match reply:
-            case UpdateReply():
-                answer = self.run.arrive(lease, reply.x_new, reply.samples)
-                self.metrics.take(answer, reply.metrics)
-                self._tell(answer)
-            case ErrorReply():
-                self._bad(lease, reply.why)
-            case NoReply():
-                log.info("Node %d: %s", self.nodes.node(lease.worker), reply.why)
-                self.run.happen(lambda at: LeaseReturned(at, lease.worker, lease.task))
-                self._leave(lease.worker)
+        if isinstance(reply, UpdateReply):
+            answer = self.run.arrive(lease, reply.x_new, reply.samples)
+            self.metrics.take(answer, reply.metrics)
+            self._tell(answer)
+        elif reply.away:
+            log.info("Node %d: %s", self.nodes.node(lease.worker), reply.why)
+            self.run.happen(lambda at: LeaseReturned(at, lease.worker, lease.task))
+            self._leave(lease.worker)
+        else:
+            self._bad(lease, reply.why)
         self.run.forget(lease.task)
         self._request(lease.worker)
 

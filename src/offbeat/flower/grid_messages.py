@@ -8,7 +8,7 @@ Rules kept here:
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
@@ -27,8 +27,7 @@ AWAY = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, Erro
 """Errors without a fault in the ClientApp: the node is gone, or was too slow."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordKeys:
+class RecordKeys(NamedTuple):
     """The names of a message's records, and of the metric that counts samples."""
 
     arrays: str
@@ -36,33 +35,19 @@ class RecordKeys:
     samples: str
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateReply:
-    """A reply with an update."""
-
+class UpdateReply(NamedTuple):
     lease: Lease
     x_new: Model
     samples: int
     metrics: MetricRecord
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorReply:
-    """A reply that holds no update: the node's own error, or an update that does not fit."""
+class NoUpdate(NamedTuple):
+    """The node's own error, or an update that does not fit; or the node is away, and there will be no reply."""
 
     lease: Lease
     why: str
-
-
-@dataclass(frozen=True, slots=True)
-class NoReply:
-    """There will be no reply: the node is gone, or the message has expired."""
-
-    lease: Lease
-    why: str
-
-
-Reply = UpdateReply | ErrorReply | NoReply
+    away: bool = False
 
 
 class GridMessages:
@@ -88,8 +73,8 @@ class GridMessages:
         self.busy.add(lease.worker)
         return True
 
-    def pull(self, at: float) -> Iterator[Reply]:
-        """Replies that have come, then a `NoReply` for every message that has expired."""
+    def pull(self, at: float) -> Iterator[UpdateReply | NoUpdate]:
+        """Replies that have come, then a `NoUpdate` for every message that has expired."""
         if self._sent:
             for message in self.grid.pull_messages(list(self._sent)):
                 lease = self._over(message.metadata.reply_to_message_id)
@@ -98,7 +83,7 @@ class GridMessages:
         for name, lease in list(self._sent.items()):
             if at > lease.granted_at + self.ttl_s + EXPIRED_AFTER_S:
                 self._over(name)
-                yield NoReply(lease, f"no reply in {self.ttl_s:g} s")
+                yield NoUpdate(lease, f"no reply in {self.ttl_s:g} s", away=True)
 
     def _over(self, name: str) -> Lease | None:
         """The lease of a message that is answered or expired; None where that is known already."""
@@ -107,16 +92,16 @@ class GridMessages:
             self.busy.discard(lease.worker)
         return lease
 
-    def _read(self, lease: Lease, message: Message) -> Reply:
+    def _read(self, lease: Lease, message: Message) -> UpdateReply | NoUpdate:
         if message.has_error():
             reason = (message.error.reason or f"error {message.error.code}").strip()[-REASON_MAX:]
-            return (NoReply if message.error.code in AWAY else ErrorReply)(lease, reason)
+            return NoUpdate(lease, reason, away=message.error.code in AWAY)
         try:
             x_new = self.arrays.model(_only(message.content))
             metrics = next(iter(message.content.metric_records.values()), MetricRecord())
             return UpdateReply(lease, x_new, self._samples(metrics), metrics)
         except InvalidValue as error:
-            return ErrorReply(lease, str(error))
+            return NoUpdate(lease, str(error))
 
     def _samples(self, metrics: MetricRecord) -> int:
         """The number of samples that the node reports; 1 where it reports none."""

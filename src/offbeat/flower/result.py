@@ -1,15 +1,13 @@
 """Owns the result of `FedAsync.start`: that of Flower's strategies, and the history of mixed updates."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import Result as FlowerResult
 
-from offbeat.flower.nodes import Nodes
 from offbeat.protocol.messages import AnswerPush
-from offbeat.storage.ledger import Ledger
 
 
 class Applied(NamedTuple):
@@ -34,13 +32,6 @@ class Result(FlowerResult):  # type: ignore[misc]  # user code may ask for its t
     """Every mixed update in order, including those before a resume."""
     summary: Mapping[str, Any] = field(default_factory=dict)
     """The content of summary.json."""
-
-
-def applied(ledger: Ledger, nodes: Nodes) -> Iterator[Applied]:
-    """The mixed updates of a ledger."""
-    for d in ledger.decisions():
-        if d.mix is not None:
-            yield Applied(d.t, nodes.node(d.lease.worker), d.lease.tau, d.staleness, d.mix.new, d.at)
 
 
 class TrainMetrics:

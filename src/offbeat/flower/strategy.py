@@ -23,12 +23,10 @@ from offbeat.core.layout import Model
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue
 from offbeat.flower.arrays import Arrays
-from offbeat.flower.fleet_loop import FleetLoop
-from offbeat.flower.flower_run import FlowerRun
+from offbeat.flower.fleet_loop import FleetLoop, Nodes
+from offbeat.flower.flower_run import FlowerRun, PollingClock
 from offbeat.flower.grid_messages import GridMessages, RecordKeys
-from offbeat.flower.nodes import Nodes
-from offbeat.flower.polling_clock import PollingClock
-from offbeat.flower.result import Result, applied
+from offbeat.flower.result import Applied, Result
 from offbeat.protocol.messages import WorkerJoined
 from offbeat.settings import Settings
 from offbeat.storage.json_file import plain
@@ -146,7 +144,11 @@ class FedAsync:
         fleet.run_to_end()
         run.checkpoint()
         summary = self._summary(run)
-        history = list(applied(run.ledger, nodes))
+        history = [
+            Applied(d.t, nodes.node(d.lease.worker), d.lease.tau, d.staleness, d.mix.new, d.at)
+            for d in run.ledger.decisions()
+            if d.mix is not None
+        ]
         run.finish(summary)
         return Result(messages.arrays.record(run.x), fleet.metrics.by_epoch, {}, measured, history, summary)
 

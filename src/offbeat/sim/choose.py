@@ -14,8 +14,9 @@ from offbeat.errors import InvalidValue
 from offbeat.hosting.child import cores
 from offbeat.hosting.loading import OFFERED, OVERRIDES, load, takes_seed
 from offbeat.hosting.task_host import CannotTravel
+from offbeat.method import method_of
 from offbeat.settings import Settings
-from offbeat.sim.event_sources import simulated_method
+from offbeat.sim.event_sources import window_of
 from offbeat.sim.executors import (
     Batched,
     CompiledLoops,
@@ -143,7 +144,7 @@ class ExecutorPool:
             task,
             settings.executor,
             parameters=start(task, settings.seed).layout.size if is_auto else 0,
-            in_flight_max=simulated_method(task, settings).plan.in_flight_max,
+            in_flight_max=method_of(settings, task, window=window_of(settings)).plan.in_flight_max,
             wishes=wishes_of(settings, settings.executor),
         ).executor
         if is_auto and isinstance(executor, Processes) and not self.alone:

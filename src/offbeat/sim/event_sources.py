@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from math import inf
 from typing import NamedTuple, Protocol
 
-from offbeat import method
 from offbeat.core import draws
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue
-from offbeat.method import DEVICES, Method
+from offbeat.method import DEVICES
 from offbeat.protocol.messages import (
     AnswerPush,
     Event,
@@ -24,7 +23,6 @@ from offbeat.protocol.messages import (
     WorkerJoined,
     WorkerLeft,
 )
-from offbeat.protocol.scheduler import GammaSchedule
 from offbeat.settings import Settings
 from offbeat.sim.devices import DeviceModel, device_model
 from offbeat.task import Task, Work
@@ -209,15 +207,6 @@ def window_of(settings: Settings) -> int | None:
     if not rest.isdecimal() or int(rest) < 1:
         raise InvalidValue(f"device_model {settings.device_model!r}: K in sampled:K must be a whole number >= 1")
     return int(rest)
-
-
-def simulated_method(
-    task: Task, settings: Settings, rule: Rule | None = None, gamma: GammaSchedule | None = None
-) -> Method:
-    """How a simulated run decides; `rule` and `gamma` take the place of what the settings name."""
-    rule, devices = rule or method.rule_of(settings), method.devices_of(task, settings)
-    plan = method.plan_of(settings, rule, devices, window_of(settings))
-    return Method(rule, plan, method.scheduler_of(task, settings, rule, devices, gamma), settings.seed, devices)
 
 
 def source_of(

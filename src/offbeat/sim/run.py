@@ -20,7 +20,7 @@ from offbeat.core.layout import Model
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue, MissingExtra
 from offbeat.hosting.loading import adapted, identity, load
-from offbeat.protocol.coordinator import Coordinator
+from offbeat.method import method_of
 from offbeat.protocol.messages import Command, Decision, Evaluated, Event
 from offbeat.protocol.scheduler import GammaSchedule
 from offbeat.protocol.schedules import Plateau
@@ -28,7 +28,7 @@ from offbeat.settings import Settings
 from offbeat.sim.choose import ANYWHERE, Chosen, executor_of, wishes_of
 from offbeat.sim.curve import CONTRIBUTION, CURVE, Point, write_contribution, write_curve
 from offbeat.sim.engine import Engine
-from offbeat.sim.event_sources import simulated_method, source_of
+from offbeat.sim.event_sources import source_of, window_of
 from offbeat.sim.executors import Executor, Pending
 from offbeat.sim.plane import Plane, Replayed
 from offbeat.sim.tally import Tally
@@ -99,7 +99,7 @@ class Simulation:
 
         `rule` and `gamma` take the place of what the settings name.
         """
-        self.task, self.method = task, simulated_method(task, settings, rule, gamma)
+        self.task, self.method = task, method_of(settings, task, rule, gamma, window_of(settings))
         self.rule, self.plan = self.method.rule, self.method.plan
         self.x_0 = start(task, settings.seed)
         model_bytes = self.x_0.layout.size * BYTES_PER_FLOAT
@@ -111,9 +111,7 @@ class Simulation:
         self.metrics_0 = evaluate(task, self.x_0)
         self._check_metrics()
         self.tally = Tally(model_bytes, decisions=[] if folder is None else None)
-        self.coordinator = Coordinator(
-            self.rule, self.plan, self.method.scheduler, seed=settings.seed, available=self.source.available
-        )
+        self.coordinator = self.method.coordinator(self.source.available)
         self.plane = Plane(self.x_0, self.coordinator, self.executor, updater or Updater(), seed=settings.seed)
         self._open(folder)
 
