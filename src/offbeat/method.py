@@ -41,7 +41,6 @@ class Method:
         return self.rule.needs_base or self.rule.needs_distance or self.plan.gate is not None
 
     def coordinator(self, available: Available = lambda _worker, _at: True) -> Coordinator:
-        """A coordinator at the beginning of the run."""
         return Coordinator(self.rule, self.plan, self.scheduler, seed=self.seed, available=available)
 
     def restored(self, state: State, decided: Iterable[Decision]) -> Coordinator:

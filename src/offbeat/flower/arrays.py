@@ -59,7 +59,6 @@ def _narrowed(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _mixes(name: str, dtype: "np.dtype[np.generic]") -> bool:
-    """Floats mix, whole numbers and booleans do not, and there is nothing else."""
     if dtype.kind in "iub":
         return False
     if dtype.kind == "f" and dtype.itemsize <= FLOAT_BYTES_MAX:

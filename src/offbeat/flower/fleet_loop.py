@@ -42,7 +42,6 @@ class Nodes:
         self._worker: dict[int, int] = {}
         self._node: dict[int, int] = {}
         self.present: set[int] = set()
-        """Workers whose node is connected."""
         for event in history:
             self._know(int(event.name), event.worker)
 

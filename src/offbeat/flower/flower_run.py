@@ -67,7 +67,6 @@ class FlowerRun:
         self.outbox: deque[tuple[messages.Lease, Model]] = deque()
         """Leases whose message is not pushed yet, each with its x_tau."""
         self.unmeasured: deque[tuple[int, Model]] = deque()
-        """Versions that are to be evaluated."""
         self.answers: list[messages.AnswerPush] = []
         """The answer to the update that has just come."""
         self.wake = inf
@@ -139,13 +138,11 @@ class FlowerRun:
         return self.answers.pop()
 
     def pass_time(self) -> None:
-        """Wake the coordinator when the time that it asked for has come."""
         if self.clock.now() >= self.wake:
             self.wake = inf
             self.happen(messages.TimePassed)
 
     def forget(self, task: int) -> None:
-        """No update of this task will come any more."""
         self._bases.pop(task, None)
 
     def save(self) -> None:

@@ -51,8 +51,6 @@ class NoUpdate(NamedTuple):
 
 
 class GridMessages:
-    """Pushes tasks through the Grid and pulls what comes back."""
-
     def __init__(self, grid: Grid, arrays: Arrays, config: ConfigRecord, keys: RecordKeys, *, ttl_s: float) -> None:
         self.grid, self.arrays, self.keys, self.ttl_s = grid, arrays, keys, ttl_s
         self._config = config

@@ -11,8 +11,6 @@ from offbeat.protocol.messages import AnswerPush
 
 
 class Applied(NamedTuple):
-    """One mixed update."""
-
     t: int
     """The epoch that it went into."""
     node: int

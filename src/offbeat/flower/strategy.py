@@ -85,7 +85,6 @@ class FedAsync:
         self.checkpoint_every, self.message_ttl_s, self.threads = checkpoint_every, message_ttl_s, threads
         self.poll_s, self.nodes_every_s = poll_s, nodes_every_s
         self.clock_from: Callable[[float], PollingClock] = PollingClock
-        """How a run's clock is made."""
         for name in ("checkpoint_every", "message_ttl_s", "poll_s", "nodes_every_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -155,7 +154,6 @@ class FedAsync:
     # --- settings ----------------------------------------------------------------------------------------------------
 
     def _filled(self, num_rounds: int | None, timeout: float | None) -> Settings:
-        """The settings, completed by the arguments of `start`."""
         ends = (self.settings.epochs, self.settings.until_s, self.settings.target)
         filled = self.settings
         if num_rounds is not None and all(end is None for end in ends):

@@ -64,7 +64,6 @@ class TaskProcess:
 
     @property
     def pid(self) -> int | None:
-        """The child's, while there is one."""
         with self._changing:
             return self._child.pid if self._child is not None and self._child.alive else None
 

@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from offbeat.plots import COLOURS
-from offbeat.reproduce.figure_curves import CurveResults, FigureCurve
-from offbeat.reproduce.targets import ReproductionTarget
+from offbeat.reproduce.target_runs import CurveResults
+from offbeat.reproduce.targets import FigureCurve, ReproductionTarget
 from offbeat.sim.curve import Point
 from offbeat.storage.json_file import write_json
 
@@ -138,7 +138,6 @@ def _band(
 
 
 def _ends(axes: Axes, target: ReproductionTarget, results: CurveResults) -> None:
-    """The final metric against the maximum staleness."""
     lines: dict[str, list[tuple[float, CurveEnd]]] = {}
     for line, x, curve in target.places:
         if end := _end(curve, target, results):
@@ -154,7 +153,6 @@ def _ends(axes: Axes, target: ReproductionTarget, results: CurveResults) -> None
 
 
 def _grid(axes: Axes, target: ReproductionTarget, results: CurveResults) -> None:
-    """The final metric of every combination, side by side."""
     names = list(dict.fromkeys(place.x for place in target.places))
     seeds = 0
     for k, colour, shift in ((4, COLOURS[0], -0.12), (16, COLOURS[1], 0.12)):

@@ -1,12 +1,13 @@
 """Owns the targets: which curves each figure has, at which scale."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
 from offbeat.errors import InvalidValue
-from offbeat.reproduce.figure_curves import FigureCurve
 from offbeat.reproduce.paper import (
     CIFAR,
     CIFAR_EPOCHS,
@@ -18,16 +19,18 @@ from offbeat.reproduce.paper import (
     PaperReading,
     Values,
 )
+from offbeat.settings import Settings
 
 Kind = Literal["curves", "ends", "grid"]
 ADAPTIVE = ("Const", "Poly", "Hinge")
 HINGE_A = 10
+RECIPE = 1
+"""Raised when settings or tasks change their meaning: every result before it is out of date."""
+HASH_LETTERS = 10
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of the paper is run."""
-
     seeds: tuple[int, ...]
     cifar: Values
     cifar_epochs: int
@@ -81,6 +84,36 @@ SCALES: dict[str, Scale] = {
 }
 
 
+@dataclass(frozen=True)
+class FigureCurve:
+    """One line of a figure, identified by the hash of everything that determines its results."""
+
+    label: str
+    task: str
+    values: Mapping[str, Any] = field(hash=False)
+    seeds: tuple[int, ...]
+
+    def settings(self, seed: int) -> Settings:
+        return Settings.of({**self.values, "seed": seed})
+
+    @property
+    def hash(self) -> str:
+        """Of everything that determines its results except the seed."""
+        plain = Settings().as_dict()
+        chosen = {name: value for name, value in self.settings(0).as_dict().items() if value != plain[name]}
+        text = json.dumps({"recipe": RECIPE, "task": self.task, "settings": chosen}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:HASH_LETTERS]
+
+    @property
+    def name(self) -> str:
+        """The name of its files: the task, the method and the hash."""
+        settings = self.settings(0)
+        words = [self.task, settings.rule]
+        if settings.rule == "fedasync":
+            words += [settings.staleness_fn, f"alpha{settings.alpha:g}", settings.device_model]
+        return "-".join("".join(c if c.isalnum() or c == "." else "" for c in word) for word in [*words, self.hash])
+
+
 class PlacedCurve(NamedTuple):
     """Where the final metric of a curve goes in a figure of kind `ends` or `grid`."""
 
@@ -91,8 +124,6 @@ class PlacedCurve(NamedTuple):
 
 @dataclass(frozen=True)
 class ReproductionTarget:
-    """One figure."""
-
     name: str
     title: str
     metric: str

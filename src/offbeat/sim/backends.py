@@ -31,8 +31,6 @@ LISTEN_S = 0.1
 
 
 class Backend(NamedTuple):
-    """Where runs go."""
-
     on: str = HERE
     processes: int | None = None
     """How many shares there are; one per core or, on Ray, per CPU of the cluster, where it is not said."""
@@ -74,8 +72,6 @@ class Backend(NamedTuple):
 
 
 class ShareProcess:
-    """A process that runs a share."""
-
     def __init__(self, task_spec: str, share: Sequence[ComparedRun], pictures: bool) -> None:
         self.share, self.done = share, 0.0
         self.failures: list[Failure] = []
@@ -97,7 +93,6 @@ class ShareProcess:
         return True
 
     def _orphaned(self) -> list[Failure]:
-        """The runs that a dead child leaves unfinished."""
         why = f"its process {self.child.fate().rstrip(',')}: try fewer --processes"
         return [Failure(run.method, run.seed, why) for run in self.share if not (run.folder / SUMMARY).exists()]
 

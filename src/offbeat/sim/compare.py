@@ -157,7 +157,6 @@ class ComparisonRow(NamedTuple):
     """Mean virtual time at which the reference's final metric was reached, over the seeds that reached it."""
     reached_spread: float
     reached_by: int
-    """How many seeds reached it."""
     t: float
     gradients: float
     virtual_s: float
@@ -169,8 +168,6 @@ class ComparisonRow(NamedTuple):
 
 @dataclass
 class Comparison:
-    """The results of a comparison."""
-
     spec: Spec
     curves: dict[str, list[list[Point]]]
     summaries: dict[str, list[dict[str, Any]]]
@@ -249,7 +246,6 @@ class Comparison:
 
 
 def refuse_unknown_metric(spec: Spec, method: str, measured: Mapping[str, float]) -> None:
-    """A metric that was not measured cannot be compared."""
     if spec.metric not in measured:
         raise InvalidValue(f"metric is {spec.metric!r} but {method} has {', '.join(measured) or 'none'}")
 

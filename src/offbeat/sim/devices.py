@@ -44,7 +44,6 @@ class DeviceModel(Protocol):
 
     def compute_s(self, device: int, number: int) -> float:
         """Seconds that the device's task of this number computes, if it is of ordinary size."""
-        ...
 
     def link(self, device: int) -> tuple[float, float]:  # noqa: ARG002 (all links are alike)
         """Bytes per second, down and up."""

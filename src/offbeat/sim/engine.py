@@ -51,8 +51,6 @@ class DataPlane(Protocol):
 
 
 class Engine:
-    """One simulated run."""
-
     def __init__(
         self, coordinator: Coordinator, source: EventSource, plane: DataPlane, record: Recorder, *, mix_s: float = 0.0
     ) -> None:
@@ -96,7 +94,6 @@ class Engine:
         return []
 
     def _needed(self) -> Pending | None:
-        """The job that must be done before the next step."""
         if self._evaluation_is_due():
             return self.plane.awaited_evaluation(self._evaluating[0])
         if self._now or self._over or not self._heap:
@@ -132,7 +129,6 @@ class Engine:
             self._revoked.discard(task)
 
     def feed(self, event: messages.Event) -> None:
-        """Let an event happen now."""
         commands = self.coordinator.handle(event)
         self.handled += 1
         self.record(event, commands)

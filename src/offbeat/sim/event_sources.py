@@ -44,27 +44,20 @@ Happening = Event | Arrival
 
 
 class EventSource(Protocol):
-    """What the engine asks of the simulated world."""
-
     def opening(self) -> Iterator[Happening]:
         """What happens at time 0."""
-        ...
 
     def started(self, lease: Lease, at: float) -> Iterator[Happening]:
         """What follows from sending this task now; no `Arrival` among it means that the task is lost."""
-        ...
 
     def answered(self, answer: AnswerPush, at: float) -> Iterator[Happening]:
         """What follows from the server's answer."""
-        ...
 
     def revoked(self, lease: Lease, at: float) -> Iterator[Happening]:
         """What follows when the worker hears that its task is not wanted any more."""
-        ...
 
     def available(self, worker: int, at: float) -> bool:
         """Can this worker take a task now?"""
-        ...
 
 
 class SimulatedFleet:
@@ -212,7 +205,6 @@ def window_of(settings: Settings) -> int | None:
 def source_of(
     task: Task, settings: Settings, rule: Rule, devices: int, model_bytes: int, epochs: int | None
 ) -> EventSource:
-    """The simulated world that the settings describe."""
     window = window_of(settings)
     if window is not None:
         _refuse_with_sampled(settings, rule)

@@ -23,8 +23,6 @@ TrainedJobs = list[tuple[Model, Trained]]
 
 
 class Job:
-    """One training on its way."""
-
     __slots__ = ("handle", "update", "work", "x_tau")
 
     def __init__(self, x_tau: Model, work: Work) -> None:
@@ -39,8 +37,6 @@ class Job:
 
 
 class PendingEvaluation:
-    """One evaluation of a global model on its way."""
-
     __slots__ = ("handle", "metrics", "x")
 
     def __init__(self, x: Model) -> None:
@@ -58,8 +54,6 @@ Pending = Job | PendingEvaluation
 
 
 class Executor(Protocol):
-    """Runs trainings and evaluations of one task."""
-
     name: str
 
     @property
@@ -67,27 +61,21 @@ class Executor(Protocol):
 
     def submit(self, x_tau: Model, work: Work) -> Job:
         """Take a training on; it may begin at once or later."""
-        ...
 
     def measure(self, x: Model) -> PendingEvaluation:
         """Take the evaluation of a global model on; it may begin at once or later."""
-        ...
 
     def finish(self, jobs: Sequence[Pending]) -> None:
         """Return when these are done; others may be done on the way."""
-        ...
 
     def cancel(self, job: Job) -> None:
         """The job is not needed any more."""
-        ...
 
     def report(self) -> dict[str, float]:
         """Figures about how the work was done, for the summary of the run."""
-        ...
 
     def close(self) -> None:
         """End processes and threads."""
-        ...
 
 
 # --- in this process -------------------------------------------------------------------------------------------------
@@ -169,11 +157,9 @@ class Batchable(Task, Protocol):
 
     def batchable(self) -> str | None:
         """Why it cannot; None where it can."""
-        ...
 
     def train_many(self, jobs: Jobs) -> tuple[TrainedJobs, int]:
         """The results, and how many runs of the tensor program they took."""
-        ...
 
 
 class Spread(Protocol):
@@ -222,7 +208,6 @@ class Compilable(Task, Protocol):
 
     def compilable(self) -> str | None:
         """Why it cannot; None where it can."""
-        ...
 
     def train_compiled(self, jobs: Jobs, threads: int) -> TrainedJobs: ...
 

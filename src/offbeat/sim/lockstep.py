@@ -30,8 +30,6 @@ Tell = Callable[[float], None]
 
 
 class Failure(NamedTuple):
-    """A run that failed, and why."""
-
     method: str
     seed: int
     message: str

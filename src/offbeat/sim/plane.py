@@ -31,7 +31,6 @@ class Plane:
         self._leased.setdefault(lease.task, (lease.tau, self.x))
 
     def start(self, lease: Lease) -> None:
-        """Train for this lease; its update will arrive."""
         if lease.task not in self._jobs:
             work = Work(lease.device, lease.number, self.seed, lease.local_iterations, lease.gamma)
             self._jobs[lease.task] = self.executor.submit(self._leased[lease.task][1], work)
@@ -97,11 +96,9 @@ class Plane:
         self._evaluations = {t: self.executor.measure(models[f"version {t}"]) for t in evaluated}
 
     def evaluate(self, t: int) -> None:
-        """Evaluate the newest version, which is this one."""
         self._evaluations[t] = self.executor.measure(self.x)
 
     def awaited_evaluation(self, t: int) -> PendingEvaluation | None:
-        """The evaluation of this version, if it is not done yet."""
         return None if self._evaluations[t].done else self._evaluations[t]
 
     def metrics(self, t: int) -> Mapping[str, float]:

@@ -238,7 +238,6 @@ class Simulation:
                 raise InvalidValue(f"the task calls a metric {name!r}, which is the name of a result; rename it")
 
     def checkpoint(self) -> None:
-        """Write down where the run stands."""
         if not self.folder or not self.ledger:
             return
         self.ledger.flush()
