@@ -37,7 +37,6 @@ class Method:
 
     @property
     def needs_versions(self) -> bool:
-        """Does a decision or a mixing look at x_tau?"""
         return self.rule.needs_base or self.rule.needs_distance or self.plan.gate is not None
 
     def coordinator(self, available: Available = lambda _worker, _at: True) -> Coordinator:
@@ -155,13 +154,14 @@ def scheduler_of(
     task: object, settings: Settings, rule: Rule, devices: int, gamma: GammaSchedule | None = None
 ) -> Scheduler:
     """Which devices to trigger, and when; FedAvg's groups come from its rule."""
+    gamma_0 = settings.gamma if settings.gamma is not None else getattr(task, "gamma", None)
     scheduler = Scheduler(
         choice=settings.scheduler,  # type: ignore[arg-type]
         trigger_every_s=settings.trigger_every_s,
         group=rule.group,
         over_selection=settings.over_selection,
         group_deadline_s=settings.group_deadline_s,
-        gamma=gamma or _gamma(task, settings),
+        gamma=gamma or gamma_schedule(settings.gamma_schedule, gamma_0),
         local_iterations_min=settings.local_iterations_min,
         local_iterations_max=settings.local_iterations_max,
     )
@@ -171,8 +171,3 @@ def scheduler_of(
     if scheduler.quota > devices:
         raise InvalidValue(f"a group starts {scheduler.quota} tasks on different devices, but there are {devices}")
     return scheduler
-
-
-def _gamma(task: object, settings: Settings) -> GammaSchedule | None:
-    gamma = settings.gamma if settings.gamma is not None else getattr(task, "gamma", None)
-    return gamma_schedule(settings.gamma_schedule, gamma)

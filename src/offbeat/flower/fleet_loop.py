@@ -8,12 +8,14 @@ Rules kept here:
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from flwr.app import MetricRecord
 
 from offbeat.core.layout import Model
 from offbeat.errors import OffbeatError
 from offbeat.flower.flower_run import FlowerRun
 from offbeat.flower.grid_messages import GridMessages, NoUpdate, UpdateReply
-from offbeat.flower.result import TrainMetrics
 from offbeat.protocol.messages import (
     AnswerPush,
     BadUpdateArrived,
@@ -65,21 +67,42 @@ class Nodes:
         self._worker[node], self._node[worker] = worker, node
 
 
+class TrainMetrics:
+    """The metrics that nodes reported with their updates, by the epoch that the update went into."""
+
+    def __init__(self) -> None:
+        self.by_epoch: dict[int, MetricRecord] = {}
+        self._group: list[tuple[int, MetricRecord]] = []
+
+    def take(self, answer: AnswerPush, metrics: MetricRecord) -> None:
+        """Keep the metrics of an applied update; where several make one epoch, their mean weighted by samples."""
+        decision = answer.decision
+        if decision is None or decision.mix is None or answer.repeated:
+            return
+        self._group.append((decision.samples, metrics))
+        if decision.mix.publish:
+            self.by_epoch[decision.t] = metrics if len(self._group) == 1 else _mean(self._group)
+            self._group = []
+
+
+def _mean(group: list[tuple[int, MetricRecord]]) -> MetricRecord:
+    """Of the metrics that all of them report as one number."""
+    total = sum(samples for samples, _ in group)
+    names = [name for name, value in group[0][1].items() if not isinstance(value, list)]
+    shared = [name for name in names if all(isinstance(metrics.get(name), int | float) for _, metrics in group)]
+    return MetricRecord({n: sum(samples * metrics[n] for samples, metrics in group) / total for n in shared})
+
+
+@dataclass
 class FleetLoop:
-    def __init__(
-        self,
-        run: FlowerRun,
-        messages: GridMessages,
-        nodes: Nodes,
-        evaluate: Evaluate,
-        *,
-        poll_s: float,
-        nodes_every_s: float,
-    ) -> None:
-        self.run, self.messages, self.nodes, self.evaluate = run, messages, nodes, evaluate
-        self.poll_s, self.nodes_every_s = poll_s, nodes_every_s
-        self.metrics = TrainMetrics()
-        self._look_at = -1.0
+    run: FlowerRun
+    messages: GridMessages
+    nodes: Nodes
+    evaluate: Evaluate
+    poll_s: float
+    nodes_every_s: float
+    metrics: TrainMetrics = field(default_factory=TrainMetrics)
+    _look_at: float = -1.0
 
     def run_to_end(self) -> None:
         self._settle()

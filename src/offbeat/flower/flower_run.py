@@ -34,7 +34,6 @@ from offbeat.storage.ledger import Ledger
 from offbeat.storage.run_folder import RunFolder
 
 Happened = Callable[[float], messages.Event]
-"""Makes an event of the time at which it happened."""
 
 log = logging.getLogger("flwr.offbeat")  # Flower shows the lines of its own loggers
 
@@ -59,7 +58,6 @@ class FlowerRun:
         checkpoint_every: int,
         threads: int = 1,
     ) -> None:
-        """Begin a run, or continue the one in the folder."""
         self.folder, self.method = folder, method
         self.ledger: Ledger = folder.ledger(durable=True)
         self.checkpoints = Checkpoints(folder.path / "checkpoints", x_0.layout, Disk())
@@ -75,7 +73,7 @@ class FlowerRun:
         """x_tau by task, where the rule or the gate needs it."""
         self._arrived: tuple[int, Model] | None = None
         self._every, self._checkpointed, self._marked = checkpoint_every, 0, -1
-        found = self._newest()
+        found = self.checkpoints.newest() if self.checkpoints.marks() else None
         self.coordinator, self.w, self.x = self._found(found) if found else self._first(x_0)
         self.wake = self.coordinator.woken_at
         self.clock = clock_from(self.coordinator.at)
@@ -83,9 +81,6 @@ class FlowerRun:
             self._take_up()
 
     # --- beginning and resuming --------------------------------------------------------------------------------------
-
-    def _newest(self) -> Checkpoint | None:
-        return self.checkpoints.newest() if self.checkpoints.marks() else None
 
     def _first(self, x_0: Model) -> tuple[Coordinator, Model, Model]:
         self.ledger.truncate_after(0)
@@ -126,7 +121,6 @@ class FlowerRun:
                 self._do(command)
 
     def arrive(self, lease: messages.Lease, x_new: Model, samples: int) -> messages.AnswerPush:
-        """An update has come; returns the coordinator's answer to it."""
         finite, distance, base_gone = self._seen(lease, x_new)
         self._arrived = (lease.task, x_new)
         self.happen(

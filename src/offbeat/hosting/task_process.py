@@ -68,7 +68,6 @@ class TaskProcess:
             return self._child.pid if self._child is not None and self._child.alive else None
 
     def about(self) -> TaskDescription:
-        """What is known of the task, which is loaded for it, once."""
         if self._about is None:
             with self._asking:
                 self._loaded()

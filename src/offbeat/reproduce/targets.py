@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
@@ -106,7 +107,6 @@ class FigureCurve:
 
     @property
     def name(self) -> str:
-        """The name of its files: the task, the method and the hash."""
         settings = self.settings(0)
         words = [self.task, settings.rule]
         if settings.rule == "fedasync":
@@ -197,29 +197,19 @@ def _cifar(scale: Scale, as_: As) -> CurveMaker:
     return CurveMaker("cifar10", CIFAR[as_], scale.cifar, scale.cifar_epochs, 10, scale)
 
 
-def _wikitext(scale: Scale, as_: As) -> CurveMaker:
-    return CurveMaker("wikitext2", WIKITEXT[as_], scale.wikitext, scale.wikitext_epochs, 30, scale)
+def _cifar_k(k: int, scale: Scale, as_: As) -> ReproductionTarget:
+    maker = _cifar(scale, as_)
+    large = {"batch_size": 1000, "epochs": max(1, scale.large_batch_gradients // maker.h)}
+    curves = [maker.sgd("SGD, batch 50", batch_size=50), maker.sgd("SGD, batch 1000", **large), maker.fedavg()]
+    curves += [maker.fedasync(fn, alpha, k) for alpha in maker.reading.alphas for fn in ADAPTIVE]
+    return ReproductionTarget(f"cifar-k{k}", f"CIFAR-10, maximum staleness {k}", "accuracy", tuple(curves))
 
 
-def _cifar_k(k: int) -> Callable[[Scale, As], ReproductionTarget]:
-    def make(scale: Scale, as_: As) -> ReproductionTarget:
-        maker = _cifar(scale, as_)
-        large = {"batch_size": 1000, "epochs": max(1, scale.large_batch_gradients // maker.h)}
-        curves = [maker.sgd("SGD, batch 50", batch_size=50), maker.sgd("SGD, batch 1000", **large), maker.fedavg()]
-        curves += [maker.fedasync(fn, alpha, k) for alpha in maker.reading.alphas for fn in ADAPTIVE]
-        return ReproductionTarget(f"cifar-k{k}", f"CIFAR-10, maximum staleness {k}", "accuracy", tuple(curves))
-
-    return make
-
-
-def _wikitext_k(k: int) -> Callable[[Scale, As], ReproductionTarget]:
-    def make(scale: Scale, as_: As) -> ReproductionTarget:
-        maker = _wikitext(scale, as_)
-        curves = [maker.sgd(), maker.fedavg()]
-        curves += [maker.fedasync(fn, alpha, k) for alpha in maker.reading.alphas for fn in ADAPTIVE]
-        return ReproductionTarget(f"wikitext-k{k}", f"WikiText-2, maximum staleness {k}", "perplexity", tuple(curves))
-
-    return make
+def _wikitext_k(k: int, scale: Scale, as_: As) -> ReproductionTarget:
+    maker = CurveMaker("wikitext2", WIKITEXT[as_], scale.wikitext, scale.wikitext_epochs, 30, scale)
+    curves = [maker.sgd(), maker.fedavg()]
+    curves += [maker.fedasync(fn, alpha, k) for alpha in maker.reading.alphas for fn in ADAPTIVE]
+    return ReproductionTarget(f"wikitext-k{k}", f"WikiText-2, maximum staleness {k}", "perplexity", tuple(curves))
 
 
 def _staleness(scale: Scale, as_: As) -> ReproductionTarget:
@@ -281,10 +271,10 @@ def _partial(scale: Scale, as_: As) -> ReproductionTarget:
 
 
 TARGETS: dict[str, Callable[[Scale, As], ReproductionTarget]] = {
-    "cifar-k4": _cifar_k(4),
-    "cifar-k16": _cifar_k(16),
-    "wikitext-k4": _wikitext_k(4),
-    "wikitext-k16": _wikitext_k(16),
+    "cifar-k4": partial(_cifar_k, 4),
+    "cifar-k16": partial(_cifar_k, 16),
+    "wikitext-k4": partial(_wikitext_k, 4),
+    "wikitext-k16": partial(_wikitext_k, 16),
     "staleness": _staleness,
     "sensitivity": _sensitivity,
     "skewed": _skewed,

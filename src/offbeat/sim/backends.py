@@ -37,7 +37,6 @@ class Backend(NamedTuple):
     ray_address: str | None = None
 
     def check(self, runs: Sequence[ComparedRun]) -> None:
-        """Refuse what makes no sense, before anything is begun."""
         if self.on not in (HERE, RAY):
             raise InvalidValue(f"on is {self.on!r} but must be {HERE} or {RAY}")
         if self.processes is not None and not 1 <= self.processes <= PROCESSES_MAX:

@@ -64,8 +64,6 @@ class DeviceModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Distributed(DeviceModel):
-    """Devices whose speed follows a distribution."""
-
     spec: str
     seconds: Distribution
     seed: int

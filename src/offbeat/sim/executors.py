@@ -10,6 +10,7 @@ Rules kept here:
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from offbeat.core.layout import Model
@@ -22,28 +23,24 @@ TrainedJobs = list[tuple[Model, Trained]]
 """(x_new, report) of every training, in the order of the jobs."""
 
 
+@dataclass(eq=False, slots=True)
 class Job:
-    __slots__ = ("handle", "update", "work", "x_tau")
-
-    def __init__(self, x_tau: Model, work: Work) -> None:
-        self.x_tau, self.work = x_tau, work
-        self.update: Update | None = None
-        self.handle: Any = None
-        """By which its executor finds it again."""
+    x_tau: Model
+    work: Work
+    update: Update | None = None
+    handle: Any = None
+    """By which its executor finds it again."""
 
     @property
     def done(self) -> bool:
         return self.update is not None
 
 
+@dataclass(eq=False, slots=True)
 class PendingEvaluation:
-    __slots__ = ("handle", "metrics", "x")
-
-    def __init__(self, x: Model) -> None:
-        self.x = x
-        self.metrics: Mapping[str, float] | None = None
-        self.handle: Any = None
-        """By which its executor finds it again."""
+    x: Model
+    metrics: Mapping[str, float] | None = None
+    handle: Any = None
 
     @property
     def done(self) -> bool:
@@ -204,8 +201,6 @@ class Batched(Together):
 
 @runtime_checkable
 class Compilable(Task, Protocol):
-    """A task that may be able to train in compiled loops."""
-
     def compilable(self) -> str | None:
         """Why it cannot; None where it can."""
 
@@ -213,7 +208,6 @@ class Compilable(Task, Protocol):
 
 
 def compiling_obstacle(task: Task) -> str | None:
-    """Why trainings of this task cannot be compiled; None where they can."""
     return task.compilable() if isinstance(task, Compilable) else f"{type(task).__name__} has no `train_compiled`"
 
 

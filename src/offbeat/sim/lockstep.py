@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+from offbeat.errors import MissingExtra
 from offbeat.hosting.loading import described
 from offbeat.sim.choose import ExecutorPool
 from offbeat.sim.executors import Pending, Together
-from offbeat.sim.run import Simulation, StopRequested
+from offbeat.sim.run import Simulation, StopRequested, plots
 from offbeat.sim.spec import ComparedRun
 from offbeat.storage.run_folder import RunFolder
 
@@ -180,8 +180,7 @@ def draw(folder: Path) -> bool:
     if (folder / PICTURE).exists():
         return True
     try:
-        plots = import_module("offbeat.plots")  # by name: pictures are an extra, and a layer above
-    except ModuleNotFoundError:
+        plots().run_folder(folder)
+    except MissingExtra:
         return False
-    plots.run_folder(folder)
     return True

@@ -37,7 +37,6 @@ class Processes:
 
     @property
     def batched_name(self) -> str:
-        """What `batched` is called that spreads over these."""
         return f"batched+{self.name}"
 
     def submit(self, x_tau: Model, work: Work) -> Job:
@@ -69,7 +68,6 @@ class Processes:
         return pushed, sum(programs for _, programs in answers)
 
     def cancel(self, job: Job) -> None:
-        """One that has not begun will not begin."""
         job.handle.cancel()
 
     def report(self) -> dict[str, float]:

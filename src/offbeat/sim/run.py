@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Self
 
 from offbeat.core.kernel import Updater
@@ -74,11 +75,15 @@ class Run:
 
     def plot(self, path: str | Path) -> None:
         """Draw metric and staleness to a file; its ending says the format (png, svg, pdf)."""
-        try:
-            plots = import_module("offbeat.plots")  # by name: pictures are an extra, and a layer above
-        except ModuleNotFoundError as error:
-            raise MissingExtra(str(error.name), "plots") from error
-        plots.run(Path(path), self)
+        plots().run(Path(path), self)
+
+
+def plots() -> ModuleType:
+    """`offbeat.plots`, imported by name: pictures are an extra, and a layer above."""
+    try:
+        return import_module("offbeat.plots")
+    except ModuleNotFoundError as error:
+        raise MissingExtra(str(error.name), "plots") from error
 
 
 class Simulation:
@@ -117,7 +122,6 @@ class Simulation:
 
     @classmethod
     def of(cls, task: Task | Path | str, settings: Settings, **options: Any) -> Self:
-        """A run of a task given by name, by file or as an object."""
         task = str(task) if isinstance(task, Path) else task
         if not isinstance(task, str | Task):
             raise InvalidValue(
@@ -210,7 +214,6 @@ class Simulation:
         return engine
 
     def _resumed(self) -> Engine | None:
-        """The run as it was at its checkpoint, if it has one."""
         if not self.folder or not self.ledger or not self.folder.checkpoint_path.exists():
             return None
         models, metadata = load_models(self.folder.checkpoint_path, self.x_0.layout)
