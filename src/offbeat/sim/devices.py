@@ -11,13 +11,12 @@ Rules kept here:
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Protocol
 
 from offbeat.core import draws
 from offbeat.errors import InvalidValue
-from offbeat.sim.traces import Day, traced
+from offbeat.sim.traces import Day, Traces, read_traces
 
 SPEED, LINK, READY, RISK = 0x7370_6565, 0x6C69_6E6B, 0x7265_6164, 0x7269_736B
 BYTES_PER_MEGABIT = 125_000
@@ -39,81 +38,32 @@ class Distribution:
         return Distribution(lambda u: factor * self.inverse(u), factor * self.low, factor * self.high)
 
 
-class DeviceModel(Protocol):
-    """What the simulator asks about devices; these are always there, with links that take no time."""
-
-    def compute_s(self, device: int, number: int) -> float:
-        """Seconds that the device's task of this number computes, if it is of ordinary size."""
-
-    def link(self, device: int) -> tuple[float, float]:  # noqa: ARG002 (all links are alike)
-        """Bytes per second, down and up."""
-        return math.inf, math.inf
-
-    def available_until(self, device: int, at: float) -> float:  # noqa: ARG002 (all are always there)
-        """Until when the device is there, if it is there at this moment; `at` itself or earlier if not."""
-        return math.inf
-
-    def available_from(self, device: int, at: float) -> float:  # noqa: ARG002
-        """The first moment, from `at` on, at which the device is there."""
-        return at
-
-    def dropout(self, device: int) -> float:  # noqa: ARG002
-        """The chance that a task is lost on this device."""
-        return 0.0
-
-
 @dataclass(frozen=True, slots=True)
-class Distributed(DeviceModel):
-    spec: str
-    seconds: Distribution
-    seed: int
-    each_task: bool = False
+class DeviceModel:
+    """What the simulator asks about devices; where nothing is said they are always there, with immediate links."""
 
-    def compute_s(self, device: int, number: int) -> float:
-        return self.seconds.inverse(draws.uniform(self.seed, SPEED, device, number + 1 if self.each_task else 0))
-
-
-@dataclass(frozen=True, slots=True)
-class Adjusted:
-    """Devices of a model, with links, availability or dropout of their own where those are set."""
-
-    base: DeviceModel
-    seed: int
-    down: Distribution | None = None
-    up: Distribution | None = None
-    availability: Distribution | None = None
-    period_s: float = DAY_S
-    risk: Distribution | None = None
-
-    def compute_s(self, device: int, number: int) -> float:
-        return self.base.compute_s(device, number)
-
-    def link(self, device: int) -> tuple[float, float]:
-        """One draw for both ways: a device with a good network has it down and up."""
-        down, up = self.base.link(device)
-        u = draws.uniform(self.seed, LINK, device)
-        return (self.down.inverse(u) if self.down else down), (self.up.inverse(u) if self.up else up)
+    compute_s: Callable[[int, int], float]
+    """Seconds that the device's task of this number computes, if it is of ordinary size."""
+    link: Callable[[int], tuple[float, float]] = lambda _device: (math.inf, math.inf)
+    """Bytes per second, down and up."""
+    dropout: Callable[[int], float] = lambda _device: 0.0
+    """The chance that a task is lost on this device."""
+    day: Callable[[int], tuple[Day, float]] | None = None
+    """When the device is there, over and over, and the moment of its day at which it begins."""
 
     def available_until(self, device: int, at: float) -> float:
-        """There for its share of every period, which begins at a moment of its own."""
-        if self.availability is None:
-            return self.base.available_until(device, at)
-        day, shift = self._day(device, self.availability)
+        """Until when the device is there, if it is there at this moment; `at` itself or earlier if not."""
+        if self.day is None:
+            return math.inf
+        day, shift = self.day(device)
         return day.ready_until(at + shift) - shift
 
     def available_from(self, device: int, at: float) -> float:
-        if self.availability is None:
-            return self.base.available_from(device, at)
-        day, shift = self._day(device, self.availability)
+        """The first moment, from `at` on, at which the device is there."""
+        if self.day is None:
+            return at
+        day, shift = self.day(device)
         return max(at, day.ready_from(at + shift) - shift)
-
-    def dropout(self, device: int) -> float:
-        return self.risk.inverse(draws.uniform(self.seed, RISK, device)) if self.risk else self.base.dropout(device)
-
-    def _day(self, device: int, availability: Distribution) -> tuple[Day, float]:
-        share = availability.inverse(draws.uniform(self.seed, READY, device))
-        shift = draws.uniform(self.seed, READY, device, 1) * self.period_s
-        return Day(self.period_s, (0.0,), (share * self.period_s,)), shift
 
 
 def device_model(
@@ -127,18 +77,56 @@ def device_model(
     dropout: float | str | None = None,
 ) -> DeviceModel:
     """The device model that a settings string names; what else is given takes the place of the model's own."""
-    base = traced(spec.partition(":")[2], seed) if spec.startswith("trace:") else _distributed(spec, seed)
+    is_trace = spec.startswith("trace:")
+    model = traced(read_traces(spec.partition(":")[2]), seed) if is_trace else _distributed(spec, seed)
     if availability_period_s <= 0:
         raise InvalidValue(f"availability_period_s is {availability_period_s!r} but must be > 0 seconds")
-    own = {
-        "down": _rate("down_mbps", down_mbps),
-        "up": _rate("up_mbps", up_mbps),
-        "availability": _within("availability", availability, 1e-9, 1.0, "lie in (0, 1]"),
-        "risk": _within("dropout", dropout, 0.0, 1 - 1e-9, "lie in [0, 1)"),
-    }
-    if all(part is None for part in own.values()):
-        return base
-    return Adjusted(base, seed, period_s=availability_period_s, **own)
+    down, up = _rate("down_mbps", down_mbps), _rate("up_mbps", up_mbps)
+    share = _within("availability", availability, 1e-9, 1.0, "lie in (0, 1]")
+    risk = _within("dropout", dropout, 0.0, 1 - 1e-9, "lie in [0, 1)")
+    if down is not None or up is not None:
+        model = replace(model, link=_links(model.link, down, up, seed))
+    if share is not None:
+        model = replace(model, day=_shares(share, availability_period_s, seed))
+    if risk is not None:
+        model = replace(model, dropout=lambda device: risk.inverse(draws.uniform(seed, RISK, device)))
+    return model
+
+
+def traced(traces: Traces, seed: int) -> DeviceModel:
+    """Devices that behave like recorded phones; which phone's speed, link and day go together is drawn by the seed."""
+    seconds, links, days = traces
+
+    def day(device: int) -> tuple[Day, float]:
+        """The recorded days repeat; each device starts somewhere in its own."""
+        found = days[draws.below(len(days), seed, READY, device)]
+        return found, draws.uniform(seed, READY, device, 1) * found.length
+
+    return DeviceModel(
+        lambda device, _number: seconds[draws.below(len(seconds), seed, SPEED, device)],
+        lambda device: links[draws.below(len(links), seed, LINK, device)],
+        day=day,
+    )
+
+
+def _links(
+    base: Callable[[int], tuple[float, float]], down: Distribution | None, up: Distribution | None, seed: int
+) -> Callable[[int], tuple[float, float]]:
+    def link(device: int) -> tuple[float, float]:
+        """One draw for both ways: a device with a good network has it down and up."""
+        u, (base_down, base_up) = draws.uniform(seed, LINK, device), base(device)
+        return (down.inverse(u) if down else base_down), (up.inverse(u) if up else base_up)
+
+    return link
+
+
+def _shares(share: Distribution, period_s: float, seed: int) -> Callable[[int], tuple[Day, float]]:
+    def day(device: int) -> tuple[Day, float]:
+        """There for its share of every period, which begins at a moment of its own."""
+        there_s = share.inverse(draws.uniform(seed, READY, device)) * period_s
+        return Day(period_s, (0.0,), (there_s,)), draws.uniform(seed, READY, device, 1) * period_s
+
+    return day
 
 
 def _rate(name: str, megabits: float | str | None) -> Distribution | None:
@@ -164,12 +152,15 @@ def _within(name: str, spec: float | str | None, low: float, high: float, meanin
     return found
 
 
-def _distributed(spec: str, seed: int) -> Distributed:
+def _distributed(spec: str, seed: int) -> DeviceModel:
     name = spec.rpartition("*")[2].partition(":")[0]
     try:
         seconds = distribution(spec)
         if name in _NAMED and (seconds.low > 0 or seconds.high == math.inf):
-            return Distributed(spec, seconds, seed, each_task=name == "exponential")
+            inverse, each = seconds.inverse, name == "exponential"
+            return DeviceModel(
+                lambda device, number: inverse(draws.uniform(seed, SPEED, device, number + 1 if each else 0))
+            )
     except ValueError:
         pass
     raise InvalidValue(
