@@ -17,14 +17,7 @@ from offbeat.hosting.task_host import CannotTravel
 from offbeat.method import method_of
 from offbeat.settings import Settings
 from offbeat.sim.event_sources import window_of
-from offbeat.sim.executors import (
-    Batched,
-    CompiledLoops,
-    Executor,
-    Inline,
-    compiling_obstacle,
-    obstacle,
-)
+from offbeat.sim.executors import Batched, CompiledLoops, Executor, Inline, compiling_obstacle, obstacle
 from offbeat.sim.on_ray.executor import Ray, Wishes
 from offbeat.sim.processes import Processes
 from offbeat.task import Task, start

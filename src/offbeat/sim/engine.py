@@ -99,11 +99,11 @@ class Engine:
         if self._now or self._over or not self._heap:
             return None
         happening = self._heap[0][2]
+        if isinstance(happening, Arrival):
+            return self.plane.awaited_training(happening.lease)
         if isinstance(happening, MixingDone) and isinstance(happening.what, messages.MixUpdate):
-            return self.plane.awaited_training(
-                happening.what.decision.lease
-            )  # trained before, unless the run was resumed
-        return self.plane.awaited_training(happening.lease) if isinstance(happening, Arrival) else None
+            return self.plane.awaited_training(happening.what.decision.lease)  # only where the run was resumed
+        return None
 
     def _evaluation_is_due(self) -> bool:
         if not self._evaluating:

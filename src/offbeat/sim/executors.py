@@ -9,7 +9,7 @@ Rules kept here:
   it was is reported.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -113,16 +113,13 @@ class Inline:
 
 
 class Together(Inline):
-    """Trains all that was submitted, together, when the first of it is needed; how, its kinds say."""
+    """Trains all that was submitted, together, when the first of it is needed."""
 
-    def __init__(self, task: Task, name: str) -> None:
+    def __init__(self, task: Task, name: str, train: Callable[[Jobs], tuple[TrainedJobs, int]]) -> None:
         super().__init__(task)
-        self.name = name
+        self.name, self._train_jobs = name, train
         self.jobs = self.programs = 0
         self._waiting: dict[Job, None] = {}
-
-    def _trained(self, jobs: Jobs) -> tuple[TrainedJobs, int]:
-        raise NotImplementedError
 
     def submit(self, x_tau: Model, work: Work) -> Job:
         job = Job(x_tau, work)
@@ -133,7 +130,7 @@ class Together(Inline):
         if not needed:
             return
         batch = [*(self._waiting | dict.fromkeys(needed))]
-        results, programs = self._trained([(job.x_tau, job.work) for job in batch])
+        results, programs = self._train_jobs([(job.x_tau, job.work) for job in batch])
         for job, (x_new, trained) in zip(batch, results, strict=True):
             job.update = Update(x_new.freeze(), job.work, trained)
         self._waiting.clear()
@@ -184,12 +181,9 @@ class Batched(Together):
         reason = obstacle(task)
         if reason is not None or not isinstance(task, Batchable):
             raise InvalidValue(f"this task cannot be batched: {reason}; use the executor `inline` or `processes`")
-        super().__init__(task, "batched" if over is None else over.batched_name)
+        where: Batchable | Spread = over or task
+        super().__init__(task, "batched" if over is None else over.batched_name, lambda jobs: where.train_many(jobs))
         self.over = over
-        self._where: Batchable | Spread = over or task
-
-    def _trained(self, jobs: Jobs) -> tuple[TrainedJobs, int]:
-        return self._where.train_many(jobs)
 
     def report(self) -> dict[str, float]:
         return super().report() | ({} if self.over is None else self.over.report())
@@ -218,8 +212,5 @@ class CompiledLoops(Together):
         reason = compiling_obstacle(task)
         if reason is not None or not isinstance(task, Compilable):
             raise InvalidValue(f"this task cannot be compiled: {reason}; use the executor `auto` or `inline`")
-        super().__init__(task, "compiled")
-        self.threads, self._compilable = threads, task
-
-    def _trained(self, jobs: Jobs) -> tuple[TrainedJobs, int]:
-        return self._compilable.train_compiled(jobs, self.threads), 1
+        super().__init__(task, "compiled", lambda jobs: (task.train_compiled(jobs, self.threads), 1))
+        self.threads = threads

@@ -57,15 +57,7 @@ def run_share(
 
     `alone` where no other process runs a share beside this one.
     """
-    share = Share(task_spec, entries, tell, pictures=pictures, alone=alone)
-    try:
-        share.run()
-    except StopRequested:
-        share.checkpoint()
-        raise
-    finally:
-        share.close()
-    return share.failures
+    return Share(task_spec, entries, tell, pictures=pictures, alone=alone).run()
 
 
 class Share:
@@ -79,29 +71,33 @@ class Share:
         self._running: list[UnderWay] = []
         self._far = 0.0
 
-    def run(self) -> None:
-        while self._waiting or self._running:
-            self._begin_some()
-            needed = [(run, job) for run in self._running for job in self._advanced(run)]
-            for run, job in needed:
-                if not job.done:  # else it was done with another's
-                    self._do(run, job)
-                    self._tell(self._far)
-            for run in [run for run in self._running if run.simulation.finished]:
-                self._end(run)
-            under_way = sum(run.simulation.share() for run in self._running)
-            self._far = self._count - len(self._waiting) - len(self._running) + under_way
-            self._tell(self._far)
+    def run(self) -> list[Failure]:
+        try:
+            while self._waiting or self._running:
+                self._turn()
+        except StopRequested:
+            for run in self._running:
+                with suppress(Exception):  # an older checkpoint, or none, is good enough to go on from
+                    run.simulation.checkpoint()
+            raise
+        finally:
+            for run in [*self._running]:
+                self._drop(run)
+            self._executors.close()
+        return self.failures
 
-    def checkpoint(self) -> None:
-        for run in self._running:
-            with suppress(Exception):  # an older checkpoint, or none, is good enough to go on from
-                run.simulation.checkpoint()
-
-    def close(self) -> None:
-        for run in [*self._running]:
-            self._drop(run)
-        self._executors.close()
+    def _turn(self) -> None:
+        self._begin_some()
+        needed = [(run, job) for run in self._running for job in self._advanced(run)]
+        for run, job in needed:
+            if not job.done:  # else it was done with another's
+                self._do(run, job)
+                self._tell(self._far)
+        for run in [run for run in self._running if run.simulation.finished]:
+            self._end(run)
+        under_way = sum(run.simulation.share() for run in self._running)
+        self._far = self._count - len(self._waiting) - len(self._running) + under_way
+        self._tell(self._far)
 
     # --- one run -----------------------------------------------------------------------------------------------------
 
