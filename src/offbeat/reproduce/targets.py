@@ -9,17 +9,8 @@ from itertools import product
 from typing import Any, Literal, NamedTuple
 
 from offbeat.errors import InvalidValue
-from offbeat.reproduce.paper import (
-    CIFAR,
-    CIFAR_EPOCHS,
-    FEDAVG_K,
-    STALENESS_RHO,
-    WIKITEXT,
-    WIKITEXT_EPOCHS,
-    As,
-    PaperReading,
-    Values,
-)
+from offbeat.reproduce import paper
+from offbeat.reproduce.paper import FEDAVG_K, As, PaperReading, Values
 from offbeat.settings import Settings
 
 Kind = Literal["curves", "ends", "grid"]
@@ -73,13 +64,13 @@ SCALES: dict[str, Scale] = {
     "paper": Scale(
         seeds=tuple(range(10)),
         cifar={},
-        cifar_epochs=CIFAR_EPOCHS,
+        cifar_epochs=paper.CIFAR_EPOCHS,
         wikitext={},
-        wikitext_epochs=WIKITEXT_EPOCHS,
+        wikitext_epochs=paper.WIKITEXT_EPOCHS,
         evaluations=200,
         large_batch_gradients=20_000,
         staleness=(2, 4, 6, 8, 12, 16, 20, 30, 40, 50),
-        sensitivity_epochs=CIFAR_EPOCHS,
+        sensitivity_epochs=paper.CIFAR_EPOCHS,
         whole_grid=True,
     ),
 }
@@ -194,7 +185,7 @@ def target(name: str, scale: str = "laptop", as_: As = "text") -> ReproductionTa
 
 
 def _cifar(scale: Scale, as_: As) -> CurveMaker:
-    return CurveMaker("cifar10", CIFAR[as_], scale.cifar, scale.cifar_epochs, 10, scale)
+    return CurveMaker("cifar10", paper.CIFAR[as_], scale.cifar, scale.cifar_epochs, 10, scale)
 
 
 def _cifar_k(k: int, scale: Scale, as_: As) -> ReproductionTarget:
@@ -206,14 +197,14 @@ def _cifar_k(k: int, scale: Scale, as_: As) -> ReproductionTarget:
 
 
 def _wikitext_k(k: int, scale: Scale, as_: As) -> ReproductionTarget:
-    maker = CurveMaker("wikitext2", WIKITEXT[as_], scale.wikitext, scale.wikitext_epochs, 30, scale)
+    maker = CurveMaker("wikitext2", paper.WIKITEXT[as_], scale.wikitext, scale.wikitext_epochs, 30, scale)
     curves = [maker.sgd(), maker.fedavg()]
     curves += [maker.fedasync(fn, alpha, k) for alpha in maker.reading.alphas for fn in ADAPTIVE]
     return ReproductionTarget(f"wikitext-k{k}", f"WikiText-2, maximum staleness {k}", "perplexity", tuple(curves))
 
 
 def _staleness(scale: Scale, as_: As) -> ReproductionTarget:
-    maker, rho = _cifar(scale, as_), STALENESS_RHO[as_]
+    maker, rho = _cifar(scale, as_), paper.STALENESS_RHO[as_]
     places = [PlacedCurve(fn, k, maker.fedasync(fn, 0.9, k, rho=rho)) for fn, k in product(ADAPTIVE, scale.staleness)]
     return _placed("staleness", "CIFAR-10 at the end, alpha 0.9", "ends", places)
 
@@ -264,7 +255,7 @@ def _clock(scale: Scale, as_: As) -> ReproductionTarget:
 def _partial(scale: Scale, as_: As) -> ReproductionTarget:
     """The network of the paper's width, for the first 3,000 gradients of one seed."""
     epochs = min(scale.cifar_epochs, 300)
-    maker = CurveMaker("cifar10", CIFAR[as_], {}, epochs, 10, scale)
+    maker = CurveMaker("cifar10", paper.CIFAR[as_], {}, epochs, 10, scale)
     curves = tuple(replace(curve, seeds=(0,)) for curve in (maker.fedavg(), maker.fedasync("Poly", 0.6, 4)))
     title = f"CIFAR-10, full width, the first {10 * epochs:,} gradients"
     return ReproductionTarget("cifar-partial", title, "accuracy", curves)
