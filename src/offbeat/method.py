@@ -13,6 +13,7 @@ from offbeat.core.gate import Gate
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.protocol.coordinator import Coordinator
+from offbeat.protocol.dispatch import Available
 from offbeat.protocol.messages import Decision
 from offbeat.protocol.plan import Plan, Target
 from offbeat.protocol.scheduler import GammaSchedule, Scheduler
@@ -38,23 +39,30 @@ class Method:
 
     @property
     def needs_versions(self) -> bool:
-        """Does a decision or a mixing look at x_tau?"""
         return self.rule.needs_base or self.rule.needs_distance or self.plan.gate is not None
 
-    def coordinator(self) -> Coordinator:
-        """A coordinator at the beginning of the run."""
-        return Coordinator(self.rule, self.plan, self.scheduler, seed=self.seed)
+    def coordinator(self, available: Available = lambda _worker, _at: True) -> Coordinator:
+        return Coordinator(self.rule, self.plan, self.scheduler, seed=self.seed, available=available)
 
     def restored(self, state: State, decided: Iterable[Decision]) -> Coordinator:
         """The coordinator as it stood at a checkpoint; `decided` are the last `answers_kept` decisions before it."""
         return restored(state, self.rule, self.plan, self.scheduler, seed=self.seed, decided=decided)
 
 
-def method_of(settings: Settings, task: object) -> Method:
-    """The method that the settings say, for this task."""
-    rule, devices = rule_of(settings), devices_of(task, settings)
-    scheduler = scheduler_of(task, settings, rule, devices)
-    return Method(rule, plan_of(settings, rule, devices), scheduler, settings.seed, devices)
+def method_of(
+    settings: Settings,
+    task: object,
+    rule: Rule | None = None,
+    gamma: GammaSchedule | None = None,
+    window: int | None = None,
+) -> Method:
+    """The method that the settings say, for this task; `rule` and `gamma` take the place of what they name.
+
+    `window` is K, where the simulator draws the staleness.
+    """
+    rule, devices = rule or rule_of(settings), devices_of(task, settings)
+    scheduler = scheduler_of(task, settings, rule, devices, gamma)
+    return Method(rule, plan_of(settings, rule, devices, window), scheduler, settings.seed, devices)
 
 
 def rule_of(settings: Settings) -> Rule:
@@ -79,7 +87,6 @@ def rule_curve(recorded: Mapping[str, Any], t: int, stalenesses: Iterable[int]) 
 
 
 def alpha_of(settings: Settings) -> float | rules.Schedule:
-    """alpha, or its schedule."""
     name, _, rest = settings.alpha_schedule.partition(":")
     epoch, _, factor = rest.partition(",")
     if name == "constant" and not rest:
@@ -110,7 +117,7 @@ def devices_of(task: object, settings: Settings) -> int:
 
 
 def plan_of(settings: Settings, rule: Rule, devices: int, window: int | None = None) -> Plan:
-    """What the coordinator may do, and until when; `window` is K, where the simulator draws the staleness."""
+    """What the coordinator may do, and until when."""
     ends = (settings.epochs, settings.gradients, settings.until_s, settings.target)
     epochs = EPOCHS if all(end is None for end in ends) else settings.epochs
     in_flight_max = window or _in_flight_max(settings, devices)
@@ -166,13 +173,14 @@ def scheduler_of(
     task: object, settings: Settings, rule: Rule, devices: int, gamma: GammaSchedule | None = None
 ) -> Scheduler:
     """Which devices to trigger, and when; FedAvg's groups come from its rule."""
+    gamma_0 = settings.gamma if settings.gamma is not None else getattr(task, "gamma", None)
     scheduler = Scheduler(
         choice=settings.scheduler,  # type: ignore[arg-type]
         trigger_every_s=settings.trigger_every_s,
         group=rule.group,
         over_selection=settings.over_selection,
         group_deadline_s=settings.group_deadline_s,
-        gamma=gamma or _gamma(task, settings),
+        gamma=gamma or gamma_schedule(settings.gamma_schedule, gamma_0),
         local_iterations_min=settings.local_iterations_min,
         local_iterations_max=settings.local_iterations_max,
     )
@@ -182,8 +190,3 @@ def scheduler_of(
     if scheduler.quota > devices:
         raise InvalidValue(f"a group starts {scheduler.quota} tasks on different devices, but there are {devices}")
     return scheduler
-
-
-def _gamma(task: object, settings: Settings) -> GammaSchedule | None:
-    gamma = settings.gamma if settings.gamma is not None else getattr(task, "gamma", None)
-    return gamma_schedule(settings.gamma_schedule, gamma)

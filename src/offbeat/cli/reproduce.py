@@ -11,9 +11,8 @@ from rich.table import Table
 from offbeat.cli.options import needs_extra, writing_to
 from offbeat.cli.progress import INTERRUPTED, bar_of_runs, plain_table, stopping
 from offbeat.report import curve_run, report_curves
-from offbeat.reproduce.figure_curves import CurveResults
 from offbeat.reproduce.paper import As
-from offbeat.reproduce.target_runs import run_target
+from offbeat.reproduce.target_runs import CurveResults, run_target
 from offbeat.reproduce.targets import ReproductionTarget
 from offbeat.reproduce.targets import target as target_of
 from offbeat.sim.backends import Backend

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Self
 
 from offbeat.core.kernel import Updater
@@ -20,7 +21,7 @@ from offbeat.core.layout import Model
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue, MissingExtra
 from offbeat.hosting.loading import adapted, identity, load
-from offbeat.protocol.coordinator import Coordinator
+from offbeat.method import method_of
 from offbeat.protocol.messages import Decision, Evaluated
 from offbeat.protocol.scheduler import GammaSchedule
 from offbeat.protocol.schedules import Plateau
@@ -28,10 +29,9 @@ from offbeat.settings import Settings
 from offbeat.sim.choose import ANYWHERE, Chosen, executor_of, wishes_of
 from offbeat.sim.curve import CONTRIBUTION, CURVE, CurvePoint, CurveRecorder, write_contribution, write_curve
 from offbeat.sim.engine import Engine
-from offbeat.sim.event_sources import simulated_method, source_of
+from offbeat.sim.event_sources import source_of, window_of
 from offbeat.sim.executors import Executor, Pending
-from offbeat.sim.plane import Plane
-from offbeat.sim.replay import Replayed
+from offbeat.sim.plane import Plane, Replayed
 from offbeat.storage.model_file import load_models, save_models
 from offbeat.storage.rows import as_arrival
 from offbeat.storage.run_folder import RunFolder
@@ -74,11 +74,15 @@ class Run:
 
     def plot(self, path: str | Path) -> None:
         """Draw metric and staleness to a file; its ending says the format (png, svg, pdf)."""
-        try:
-            plots = import_module("offbeat.plots")  # by name: pictures are an extra, and a layer above
-        except ModuleNotFoundError as error:
-            raise MissingExtra(str(error.name), "plots") from error
-        plots.run(Path(path), self)
+        plots().run(Path(path), self)
+
+
+def plots() -> ModuleType:
+    """`offbeat.plots`, imported by name: pictures are an extra, and a layer above."""
+    try:
+        return import_module("offbeat.plots")
+    except ModuleNotFoundError as error:
+        raise MissingExtra(str(error.name), "plots") from error
 
 
 class Simulation:
@@ -99,7 +103,7 @@ class Simulation:
 
         `rule` and `gamma` take the place of what the settings name.
         """
-        self.task, self.method = task, simulated_method(task, settings, rule, gamma)
+        self.task, self.method = task, method_of(settings, task, rule, gamma, window_of(settings))
         self.rule, self.plan = self.method.rule, self.method.plan
         self.x_0 = start(task, settings.seed)
         model_bytes = self.x_0.layout.size * BYTES_PER_FLOAT
@@ -111,15 +115,12 @@ class Simulation:
         self.metrics_0 = evaluate(task, self.x_0)
         self._check_metrics()
         self.curve = CurveRecorder(model_bytes, keep_decisions=folder is None)
-        self.coordinator = Coordinator(
-            self.rule, self.plan, self.method.scheduler, seed=settings.seed, available=self.source.available
-        )
+        self.coordinator = self.method.coordinator(self.source.available)
         self.plane = Plane(self.x_0, self.coordinator, self.executor, updater or Updater(), seed=settings.seed)
         self._open(folder)
 
     @classmethod
     def of(cls, task: Task | Path | str, settings: Settings, **options: Any) -> Self:
-        """A run of a task given by name, by file or as an object."""
         task = str(task) if isinstance(task, Path) else task
         if not isinstance(task, str | Task):
             raise InvalidValue(
@@ -213,7 +214,6 @@ class Simulation:
         return engine
 
     def _resumed(self) -> Engine | None:
-        """The run as it was at its checkpoint, if it has one."""
         if not self.folder or not self.ledger or not self.folder.checkpoint_path.exists():
             return None
         models, metadata = load_models(self.folder.checkpoint_path, self.x_0.layout)
@@ -241,7 +241,6 @@ class Simulation:
                 raise InvalidValue(f"the task calls a metric {name!r}, which is the name of a result; rename it")
 
     def checkpoint(self) -> None:
-        """Write down where the run stands."""
         if not self.folder or not self.ledger:
             return
         self.ledger.flush()
