@@ -13,40 +13,14 @@ Rules kept here:
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import isnan, nan
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from offbeat.core.rules import Mix
-from offbeat.protocol.messages import (
-    AnswerPush,
-    BadUpdateArrived,
-    Command,
-    Decision,
-    Evaluated,
-    Event,
-    Finish,
-    FleetJoined,
-    HeartbeatArrived,
-    Lease,
-    LeaseReturned,
-    Outcome,
-    Quarantine,
-    ReleaseTask,
-    RequestEnded,
-    SendTask,
-    ServerRestarted,
-    Spent,
-    TaskRequested,
-    TimePassed,
-    UpdateArrived,
-    UpdateMixed,
-    VersionPublished,
-    WorkerBarred,
-    WorkerJoined,
-    WorkerLeft,
-    WorkerReadmitted,
-)
+from offbeat.protocol import messages
+from offbeat.protocol.messages import Command, Decision, Evaluated, Event, Lease, Outcome, UpdateArrived
 from offbeat.storage.json_file import number
 
 
@@ -128,24 +102,29 @@ LEASE_COLUMNS = 7
 """Of a lease whose local iterations and gamma the scheduler did not set."""
 _DECISION = "at t staleness outcome samples gradients decision"
 
-_FLEET_JOINED = _shape("fleet_joined", "at detail")
+_PLAIN: dict[type[Event], RowShape] = {
+    messages.VersionPublished: _shape("published", "at t"),
+    messages.HeartbeatArrived: _shape("heartbeat", "at task"),
+    messages.RequestEnded: _shape("request_ended", "at worker"),
+    messages.FleetJoined: _shape("fleet_joined", "at detail"),
+    messages.BadUpdateArrived: _shape("bad_update", "at task worker detail"),
+    messages.ServerRestarted: _shape("restarted", "at"),
+    messages.WorkerBarred: _shape("barred", "at worker detail"),
+    messages.WorkerReadmitted: _shape("readmitted", "at worker"),
+    messages.LeaseReturned: _shape("returned", "at worker task"),
+    messages.WorkerLeft: _shape("left", "at worker"),
+}
+"""Events whose attributes are columns of the same names; `detail` holds the others."""
+_PLAIN_VERBOSE: dict[type[Event], RowShape] = {
+    messages.TaskRequested: _shape("requested", "at worker"),
+    messages.TimePassed: _shape("time_passed", "at"),
+}
 _JOINED = _shape("joined", "at worker device detail")
-_RETURNED = _shape("returned", "at worker task")
-_LEFT = _shape("left", "at worker")
-_REQUESTED = _shape("requested", "at worker")
-_REQUEST_ENDED = _shape("request_ended", "at worker")
-_HEARTBEAT = _shape("heartbeat", "at task")
 _ARRIVED = _shape("arrived", "at task worker samples gradients finite")
 _DESCRIBED = _shape("arrived", "at task worker samples gradients finite distance detail")
-_BAD_UPDATE = _shape("bad_update", "at task worker detail")
-_RESTARTED = _shape("restarted", "at")
-_BARRED = _shape("barred", "at worker detail")
-_READMITTED = _shape("readmitted", "at worker")
 _QUARANTINED = _shape("quarantined", "at worker detail")
 _MIXED = _shape("mixed", "at decision")
-_PUBLISHED = _shape("published", "at t")
 _EVALUATED = _shape("evaluated", "at t detail")
-_TIME_PASSED = _shape("time_passed", "at")
 _LEASED = _shapes("leased", "at")
 _RELEASED = _shapes("released", "at detail")
 _REFUSED = _shapes("decided", _DECISION)
@@ -159,17 +138,26 @@ _ANSWERED = {
 }
 _REPEATED = _shape("repeated", "at task worker outcome")
 
+ToRow = Callable[[Any], NewRow]
+AnswerToRow = Callable[[Any, float], NewRow]
+RowMaker = Callable[[Event, list[Command]], list[NewRow]]
+
 
 # --- messages to rows ------------------------------------------------------------------------------------------------
 
 
-def _joined(event: WorkerJoined) -> NewRow:
+def _plain(event_type: type[Event], shape: RowShape) -> ToRow:
+    names = [name for name in shape.columns if name != "detail"]
+    others = [field.name for field in fields(event_type) if field.name not in names]
+    get = attrgetter(*names) if len(names) > 1 else lambda event: (getattr(event, names[0]),)
+    if not others:
+        return lambda event: NewRow(shape, get(event))
+    return lambda event: NewRow(shape, (*get(event), _detail(**{name: getattr(event, name) for name in others})))
+
+
+def _joined(event: messages.WorkerJoined) -> NewRow:
     session = {"session": event.session} if event.session else {}
     return NewRow(_JOINED, (event.at, event.worker, event.device, _detail(name=event.name, **session)))
-
-
-def _bad_update(event: BadUpdateArrived) -> NewRow:
-    return NewRow(_BAD_UPDATE, (event.at, event.task, event.worker, _detail(why=event.why)))
 
 
 def _arrived(event: UpdateArrived) -> NewRow:
@@ -190,17 +178,17 @@ def _evaluated(event: Evaluated) -> NewRow:
     return NewRow(_EVALUATED, (event.at, event.t, _detail(metrics=metrics)))
 
 
-def _leased(command: SendTask, at: float) -> NewRow:
+def _leased(command: messages.SendTask, at: float) -> NewRow:
     lease = _of_lease(command.lease)
     return NewRow(_LEASED[len(lease) > LEASE_COLUMNS], (at, *lease))
 
 
-def _released(command: ReleaseTask, at: float) -> NewRow:
+def _released(command: messages.ReleaseTask, at: float) -> NewRow:
     lease = _of_lease(command.lease)
     return NewRow(_RELEASED[len(lease) > LEASE_COLUMNS], (at, _detail(revoked=command.revoked), *lease))
 
 
-def _answered(command: AnswerPush, at: float) -> NewRow:
+def _answered(command: messages.AnswerPush, at: float) -> NewRow:
     decision, outcome = command.decision, command.outcome.value
     if command.repeated:
         return NewRow(_REPEATED, (at, command.task, command.worker, outcome))
@@ -232,45 +220,28 @@ def _detail(**facts: object) -> str:
     return json.dumps(facts)
 
 
-EVENTS: dict[type[Event], Callable[[Any], NewRow]] = {
+EVENTS: dict[type[Event], ToRow] = {
+    **{event_type: _plain(event_type, shape) for event_type, shape in _PLAIN.items()},
     UpdateArrived: _arrived,
-    VersionPublished: lambda event: NewRow(_PUBLISHED, (event.at, event.t)),
     Evaluated: _evaluated,
-    HeartbeatArrived: lambda event: NewRow(_HEARTBEAT, (event.at, event.task)),
-    RequestEnded: lambda event: NewRow(_REQUEST_ENDED, (event.at, event.worker)),
-    FleetJoined: lambda event: NewRow(_FLEET_JOINED, (event.at, _detail(size=event.size, devices=event.devices))),
-    WorkerJoined: _joined,
-    BadUpdateArrived: _bad_update,
-    ServerRestarted: lambda event: NewRow(_RESTARTED, (event.at,)),
-    WorkerBarred: lambda event: NewRow(_BARRED, (event.at, event.worker, _detail(why=event.why))),
-    WorkerReadmitted: lambda event: NewRow(_READMITTED, (event.at, event.worker)),
-    LeaseReturned: lambda event: NewRow(_RETURNED, (event.at, event.worker, event.task)),
-    WorkerLeft: lambda event: NewRow(_LEFT, (event.at, event.worker)),
+    messages.WorkerJoined: _joined,
 }
 """Always recorded."""
 
-VERBOSE: dict[type[Event], Callable[[Any], NewRow]] = {
-    TaskRequested: lambda event: NewRow(_REQUESTED, (event.at, event.worker)),
-    UpdateMixed: lambda event: NewRow(_MIXED, (event.at, event.sequence)),
-    TimePassed: lambda event: NewRow(_TIME_PASSED, (event.at,)),
+VERBOSE: dict[type[Event], ToRow] = {
+    **{event_type: _plain(event_type, shape) for event_type, shape in _PLAIN_VERBOSE.items()},
+    messages.UpdateMixed: lambda event: NewRow(_MIXED, (event.at, event.sequence)),
 }
 """Many, and they follow from the others: recorded where asked for."""
 
-COMMANDS: dict[type[Command], Callable[[Any, float], NewRow]] = {
-    AnswerPush: _answered,
-    SendTask: _leased,
-    ReleaseTask: _released,
-    Quarantine: lambda command, at: NewRow(_QUARANTINED, (at, command.worker, _detail(why=command.why))),
-    Finish: lambda command, at: NewRow(_FINISHED, (at, _detail(reason=command.reason))),
+COMMANDS: dict[type[Command], AnswerToRow] = {
+    messages.AnswerPush: _answered,
+    messages.SendTask: _leased,
+    messages.ReleaseTask: _released,
+    messages.Quarantine: lambda command, at: NewRow(_QUARANTINED, (at, command.worker, _detail(why=command.why))),
+    messages.Finish: lambda command, at: NewRow(_FINISHED, (at, _detail(reason=command.reason))),
 }
 """What the coordinator did; the other commands show in the events that follow them."""
-
-
-ToRow = Callable[[Any], NewRow]
-AnswerToRow = Callable[[Any, float], NewRow]
-
-
-RowMaker = Callable[[Event, list[Command]], list[NewRow]]
 
 
 def row_maker(events: Mapping[type[Event], ToRow], answers: Mapping[type[Command], AnswerToRow]) -> RowMaker:
@@ -318,7 +289,7 @@ def as_arrival(row: Any) -> UpdateArrived:
     """The event that an `arrived` row holds."""
     detail = {} if row.detail is None else json.loads(row.detail)
     seen = (row.samples, row.gradients, bool(row.finite), row.distance)
-    spent = Spent(*detail["spent"]) if "spent" in detail else None
+    spent = messages.Spent(*detail["spent"]) if "spent" in detail else None
     named = (detail.get("digest", ""), detail.get("base_gone", False), spent)
     return UpdateArrived(row.at, row.worker, row.task, *seen, *named)
 
@@ -333,22 +304,18 @@ def metrics_in(detail: str) -> dict[str, float]:
     return {name: float(value) for name, value in json.loads(detail)["metrics"].items()}
 
 
+def _read_back(event_type: type[Event], shape: RowShape) -> Callable[[Any], Event]:
+    names = [name for name in shape.columns if name != "detail"]
+    if "detail" not in shape.columns:
+        return lambda row: event_type(**{name: getattr(row, name) for name in names})
+    return lambda row: event_type(**{name: getattr(row, name) for name in names}, **json.loads(row.detail))
+
+
 READ_BACK: dict[str, Callable[[Any], Event]] = {
-    "fleet_joined": lambda row: FleetJoined(row.at, **json.loads(row.detail)),
-    "joined": lambda row: WorkerJoined(row.at, row.worker, row.device, **json.loads(row.detail)),
-    "left": lambda row: WorkerLeft(row.at, row.worker),
-    "returned": lambda row: LeaseReturned(row.at, row.worker, row.task),
-    "requested": lambda row: TaskRequested(row.at, row.worker),
-    "request_ended": lambda row: RequestEnded(row.at, row.worker),
-    "heartbeat": lambda row: HeartbeatArrived(row.at, row.task),
+    **{shape.kind: _read_back(event_type, shape) for event_type, shape in (_PLAIN | _PLAIN_VERBOSE).items()},
+    _JOINED.kind: _read_back(messages.WorkerJoined, _JOINED),
     "arrived": as_arrival,
-    "bad_update": lambda row: BadUpdateArrived(row.at, row.worker, row.task, **json.loads(row.detail)),
-    "restarted": lambda row: ServerRestarted(row.at),
-    "barred": lambda row: WorkerBarred(row.at, row.worker, **json.loads(row.detail)),
-    "readmitted": lambda row: WorkerReadmitted(row.at, row.worker),
-    "mixed": lambda row: UpdateMixed(row.at, row.decision),
-    "published": lambda row: VersionPublished(row.at, row.t),
     "evaluated": as_evaluation,
-    "time_passed": lambda row: TimePassed(row.at),
+    "mixed": lambda row: messages.UpdateMixed(row.at, row.decision),
 }
 """Kinds of rows that hold events."""

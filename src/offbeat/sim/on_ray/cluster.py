@@ -134,7 +134,7 @@ class Cluster:
             raise OffbeatError(f"Ray failed; is Offbeat installed on every node? {_one_line(error)}") from error
 
     def cancel(self, call: RemoteCall) -> None:
-        """StopRequested a call of a function, with the process that runs it."""
+        """Stop a call of a function, with the process that runs it."""
         self._ray.cancel(call.error, force=True)
 
     def end_actor(self, actor: Any) -> None:

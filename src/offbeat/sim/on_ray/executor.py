@@ -113,7 +113,7 @@ class Ray:
         return {} if self._remote is None else {"actors": self._remote.count, "redone": self._remote.redone}
 
     def close(self) -> None:
-        """StopRequested the jobs that run, and leave the cluster."""
+        """Stop the jobs that run, and leave the cluster."""
         remote, cluster = self._remote, self._cluster
         self._remote, self._cluster, self._jobs = None, None, {}
         try:

@@ -119,7 +119,7 @@ class RemoteJobs:
         return job.answer
 
     def close(self) -> None:
-        """StopRequested the jobs that run."""
+        """Stop the jobs that run."""
         for call in self._running:
             self._cluster.cancel(call)
 

@@ -64,7 +64,7 @@ class ShareActor:
             return None, ShareNews(self._far)
 
     def stop(self) -> ErrorAnswer[None]:
-        """StopRequested at the next safe moment; then the unfinished runs come back."""
+        """Stop at the next safe moment; then the unfinished runs come back."""
         self._is_asked_to_stop.set()
         return None, None
 
