@@ -14,8 +14,7 @@ from offbeat.errors import InvalidValue
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Decision
 from offbeat.protocol.plan import Plan, Target
-from offbeat.protocol.scheduler import GammaSchedule, Scheduler
-from offbeat.protocol.schedules import gamma_schedule
+from offbeat.protocol.scheduler import GammaSchedule, Scheduler, gamma_schedule
 from offbeat.protocol.snapshot import State, restored
 from offbeat.settings import EPOCHS, EVALUATIONS, IN_FLIGHT_MAX, Settings
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from offbeat.core import draws
 from offbeat.errors import InvalidValue
 from offbeat.protocol.contribution import FORGET_BELOW, Contribution
+from offbeat.protocol.idle import PICKS_MAX, Choice, Idle, WorkerSet
 from offbeat.protocol.plan import Plan, Target
-from offbeat.protocol.scheduler import PICKS_MAX, Choice, Idle, Scheduler
-from offbeat.protocol.worker_set import WorkerSet
+from offbeat.protocol.scheduler import Scheduler
 
 CHI_SQUARE_LIMIT_9 = 27.9
 """With 9 degrees of freedom a fair draw exceeds this once in a thousand."""

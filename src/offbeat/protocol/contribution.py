@@ -46,7 +46,6 @@ class Contribution:
         return {device: share * self._factor for device, share in self._relative.items()}
 
     def state(self) -> dict[str, Any]:
-        """Everything, as plain numbers."""
         return {
             "mass": list(self.mass.items()),
             "relative": list(self._relative.items()),

@@ -57,12 +57,10 @@ class LeaseBook:
         heapq.heappush(self.deadlines, (lease.deadline, lease.task))
 
     def of_worker(self, worker: int) -> Lease | None:
-        """The open lease of a worker."""
         task = self._task_of.get(worker)
         return None if task is None else self.open[task]
 
     def open_on(self, device: int) -> int:
-        """How many open leases a device has."""
         return self._open_on.get(device, 0)
 
     def oldest(self) -> Lease | None:

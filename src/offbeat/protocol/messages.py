@@ -15,8 +15,6 @@ from offbeat.core.rules import Mix
 
 
 class Outcome(StrEnum):
-    """What became of a pushed update."""
-
     APPLIED = "applied"
     TOO_STALE = "too_stale"
     NOT_FINITE = "not_finite"

@@ -17,11 +17,9 @@ class Story:
         self._told.append((event, commands))
 
     def latest(self, count: int) -> list[str]:
-        """The latest events and their commands, a line each."""
         return [f"{event} -> {commands}" for event, commands in list(self._told)[-count:]]
 
     def of_task(self, task: int) -> list[str]:
-        """What happened to a task lately, a line each."""
         return [
             f"{event} -> {commands}"
             for event, commands in self._told

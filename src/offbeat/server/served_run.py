@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 from offbeat.core.kernel import Updater
@@ -196,8 +197,8 @@ class ServedRun:
             return self._finite(x), None, True
         if not self.coordinator.needs_distance:
             return self._finite(x), None, False
-        seen = self.updater.measure(x, x_tau, between=lambda: unload([x, x_tau]))
-        return seen.finite, seen.distance, False
+        distance = self.updater.distance(x, x_tau, between=lambda: unload([x, x_tau]))
+        return isfinite(distance), distance, False
 
     def _finite(self, x: Vector) -> bool:
         """Read a few megabytes at a time: many large updates may come at once."""

@@ -1,6 +1,7 @@
 """Owns the vectors of a simulated run: the working vector w, the newest version, and the trainings in flight."""
 
 from collections.abc import Iterable, Mapping
+from math import isfinite
 from typing import Protocol
 
 from offbeat.core.kernel import Updater, mixed
@@ -52,7 +53,8 @@ class Plane:
         update = _done(job)
         x_new, distance = update.x_new.vector, None
         if self.needs_distance:
-            finite, _, distance = self.updater.measure(x_new, job.x_tau.vector)
+            distance = self.updater.distance(x_new, job.x_tau.vector)
+            finite = isfinite(distance)
         else:
             finite = self.updater.finite(x_new)
         numbers = (update.trained.samples, update.trained.gradients, finite, distance)
