@@ -180,7 +180,7 @@ def obstacle(module: nn.Module, name: str = "") -> str | None:
     """Why this module cannot be a tensor program over lanes; None where it can."""
     kind, called = type(module), f"{type(module).__name__} {name}".strip()
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
-        return f"{called} has hooks, which lanes do not call"
+        return f"{called} has hooks, which would not be called"
     if kind is nn.Sequential:
         found = (obstacle(child, f"{name}.{place}" if name else place) for place, child in module.named_children())
         return next(filter(None, found), None)
