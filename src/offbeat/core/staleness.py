@@ -106,28 +106,32 @@ def from_spec(spec: str) -> StalenessFn:
     >>> from_spec("hinge:10,4") == hinge(10, 4)
     True
     """
-    name, _, arguments = spec.partition(":")
-    build = _BUILDERS.get(name)
-    try:
-        numbers = [float(part) for part in arguments.split(",")] if arguments else []
-        if build is not None:
-            return build(*numbers)
-    except InvalidValue:
-        raise
-    except (TypeError, ValueError):
-        pass
+    match spec_parts(spec):
+        case "constant", []:
+            return constant()
+        case "polynomial", [a]:
+            return polynomial(a)
+        case "hinge", [a, b]:
+            return hinge(a, b)
+        case "exponential", [a]:
+            return exponential(a)
     raise InvalidValue(
         f"staleness_fn {spec!r} is unknown; use constant, polynomial:A, hinge:A,B or exponential:A, "
         "for instance polynomial:0.5"
     )
 
 
-_BUILDERS: dict[str, Callable[..., StalenessFn]] = {
-    "constant": constant,
-    "polynomial": polynomial,
-    "hinge": hinge,
-    "exponential": exponential,
-}
+def spec_parts(spec: str) -> tuple[str, list[float] | None]:
+    """The name in a settings string and the numbers behind it; None where they are not numbers.
+
+    >>> spec_parts("hinge:10,4"), spec_parts("constant"), spec_parts("hinge:x")
+    (('hinge', [10.0, 4.0]), ('constant', []), ('hinge', None))
+    """
+    name, _, rest = spec.partition(":")
+    try:
+        return name, [float(part) for part in rest.split(",")] if rest else []
+    except ValueError:
+        return name, None
 
 
 def _constant(_: int) -> float:

@@ -215,24 +215,10 @@ class TimePassed:
     at: float
 
 
-Event = (
-    FleetJoined
-    | WorkerJoined
-    | WorkerLeft
-    | LeaseReturned
-    | TaskRequested
-    | RequestEnded
-    | ServerRestarted
-    | HeartbeatArrived
-    | UpdateArrived
-    | BadUpdateArrived
-    | WorkerBarred
-    | WorkerReadmitted
-    | UpdateMixed
-    | VersionPublished
-    | Evaluated
-    | TimePassed
-)
+OfWorker = WorkerJoined | WorkerLeft | TaskRequested | RequestEnded | WorkerBarred | WorkerReadmitted
+OfTask = LeaseReturned | HeartbeatArrived | UpdateArrived | BadUpdateArrived
+OfRun = FleetJoined | ServerRestarted | UpdateMixed | VersionPublished | Evaluated | TimePassed
+Event = OfWorker | OfTask | OfRun
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
@@ -318,16 +304,6 @@ class Finish:
     reason: str
 
 
-Command = (
-    SendTask
-    | ReleaseTask
-    | MixUpdate
-    | PublishVersion
-    | AnswerPush
-    | EvaluateModel
-    | WakeAt
-    | TellFinished
-    | Quarantine
-    | TellQuarantined
-    | Finish
-)
+ToWorker = SendTask | ReleaseTask | AnswerPush | TellFinished | TellQuarantined
+ToServer = MixUpdate | PublishVersion | EvaluateModel | WakeAt | Quarantine | Finish
+Command = ToWorker | ToServer

@@ -24,9 +24,8 @@ from offbeat.errors import InvalidValue
 from offbeat.task import Trained
 from offbeat.train.flat import FlatModule, same_layout
 from offbeat.train.lanes import Drawn, Jobs, Load, SamplePool, alone, disagrees, flat_obstacle, probe, with_classes
-from offbeat.train.losses import CrossEntropy, Mse, lane_loss
 from offbeat.train.solver import Loss, Solver
-from offbeat.train.stacked import obstacle
+from offbeat.train.stacked import CrossEntropy, Mse, lane_loss, obstacle
 
 JOBS_MIN = 4
 """Trainings that are worth a thread: starting one takes as long as two of the smallest trainings."""

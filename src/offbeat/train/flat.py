@@ -5,7 +5,7 @@ Rules kept here:
 - Frozen parameters, and BatchNorm's statistics unless they mix, do not travel: they stay in the module.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -77,10 +77,9 @@ class FlatModule:
 
     def statistics(self) -> Iterable[tuple[str, float]]:
         """BatchNorm's running means and variances by name, with their momentum."""
-        for prefix, layer in self.module.named_modules():
-            if isinstance(layer, _BatchNorm) and layer.track_running_stats and layer.momentum is not None:
-                for leaf in ("running_mean", "running_var"):
-                    yield f"{prefix}.{leaf}" if prefix else leaf, layer.momentum
+        for name, layer in _statistics(self.module):
+            if layer.momentum is not None and not name.endswith("num_batches_tracked"):
+                yield name, layer.momentum
 
     def batch_norms(self) -> Iterable[_BatchNorm]:
         """The layers that keep statistics."""
@@ -102,14 +101,17 @@ def _copy(array: Array, tensor: Tensor) -> None:
         tensor.copy_(torch.tensor(array))
 
 
+def _statistics(module: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
+    """The names of BatchNorm's buffers, with their layers."""
+    for prefix, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm):
+            for name, _ in layer.named_buffers(prefix, recurse=False):
+                yield name, layer
+
+
 def _travelling_buffers(module: nn.Module, mix_statistics: bool) -> dict[str, Tensor]:
     saved = module.state_dict().keys()  # a buffer that is not persistent is a constant of the code, and stays
-    statistics = {
-        f"{prefix}.{leaf}" if prefix else leaf
-        for prefix, layer in module.named_modules()
-        if isinstance(layer, _BatchNorm)
-        for leaf, _ in layer.named_buffers(recurse=False)
-    }
+    statistics = dict(_statistics(module))
     return {
         name: buffer
         for name, buffer in module.named_buffers(remove_duplicate=False)

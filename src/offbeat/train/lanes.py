@@ -21,10 +21,9 @@ from offbeat.core.layout import Array, Layout, Model, Vector
 from offbeat.errors import InvalidValue
 from offbeat.task import Trained, Work
 from offbeat.train.flat import FlatModule, same_layout
-from offbeat.train.losses import CrossEntropy, lane_loss
 from offbeat.train.randomness import seeded
 from offbeat.train.solver import Batch, Loss, Solver
-from offbeat.train.stacked import Program, obstacle
+from offbeat.train.stacked import CrossEntropy, Program, lane_loss, obstacle
 
 Load = Callable[[int], Batch]
 Jobs = Sequence[tuple[Model, Work, Solver]]

@@ -122,8 +122,7 @@ class Task:
         self.accelerator = _accelerator(accelerator)
         self.test = None if test is None else self._tensors("test", test)
         self.held_out = held_out
-        self._metrics = metrics
-        self.metrics = default_metrics(self.test) if metrics is None else dict(metrics)
+        self.metrics = metrics
         self.derived, self.evaluation_batch, self.warm_up = derived or {}, evaluation_batch, warm_up
         self.calibration = None if calibration is None else _tensor(calibration).to(self.accelerator)
         self.ordinary_iterations: float | None = None
@@ -227,8 +226,7 @@ class Task:
 
     def batchable(self) -> str | None:
         """Why trainings of this task cannot run together as one tensor program; None where they can."""
-        lanes = self._lanes
-        return lanes if isinstance(lanes, str) else None
+        return self._lanes if isinstance(self._lanes, str) else None
 
     def train_many(self, jobs: Sequence[tuple[Model, Work]]) -> tuple[list[tuple[Model, Trained]], int]:
         """Train all jobs together: x_new and report of each, and the number of runs of the program."""
@@ -240,8 +238,7 @@ class Task:
 
     def compilable(self) -> str | None:
         """Why trainings of this task cannot run as a compiled loop; None where they can."""
-        chain = self._chain
-        return chain if isinstance(chain, str) else None
+        return self._chain if isinstance(self._chain, str) else None
 
     def train_compiled(self, jobs: Sequence[tuple[Model, Work]], threads: int) -> list[tuple[Model, Trained]]:
         """Train each job in a compiled loop, spread over the threads: x_new and report of each.
@@ -272,7 +269,7 @@ class Task:
         calibration = data[0] if self.calibration is None else self.calibration
         layers = list(flat.batch_norms())
         with one_thread(), torch.no_grad(), statistics(flat.module, layers, self.batch_norm, calibration, batch):
-            metrics = default_metrics(data) if self._metrics is None else self.metrics
+            metrics = default_metrics(data) if self.metrics is None else self.metrics
             return measured(flat.module, data, {"loss": self.loss, **metrics}, self.derived, batch)
 
     @cached_property
