@@ -20,11 +20,11 @@ EXPONENT = np.uint32(0x7F800000)
 """All its bits are set in infinities and NaN, and in nothing else."""
 FUSED = 4
 """Terms that are mixed in one loop."""
+Addresses = npt.NDArray[np.uintp]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function, **options: Any) -> Function:
-    """The function compiled by numba, without the GIL."""
     made: Function = numba.njit(nogil=True, cache=True, **options)(function)
     return made
 
@@ -55,13 +55,7 @@ def _vector_at(address: int, lo: int, size: int) -> Vector:
 
 @compiled
 def mix(
-    out: Vector,
-    w: Vector,
-    addresses: npt.NDArray[np.uintp],
-    coefficients: Vector,
-    in_place: bool,
-    start: int,
-    stop: int,
+    out: Vector, w: Vector, addresses: Addresses, coefficients: Vector, in_place: bool, start: int, stop: int
 ) -> None:
     for lo in range(start, stop, CHUNK):
         hi = min(lo + CHUNK, stop)
@@ -89,9 +83,7 @@ def _are_plain(coefficients: Vector) -> bool:
 
 
 @_inlined
-def _step(
-    out: Vector, source: Vector, addresses: npt.NDArray[np.uintp], coefficients: Vector, lo: int, together: int
-) -> None:
+def _step(out: Vector, source: Vector, addresses: Addresses, coefficients: Vector, lo: int, together: int) -> None:
     """Mix the first term, or several at once, into a chunk that begins at `lo`."""
     if together == FUSED:
         _combine_four(out, source, addresses, coefficients, lo)
@@ -102,7 +94,7 @@ def _step(
 
 
 @_inlined
-def _combine_four(out: Vector, source: Vector, addresses: npt.NDArray[np.uintp], coefficients: Vector, lo: int) -> None:
+def _combine_four(out: Vector, source: Vector, addresses: Addresses, coefficients: Vector, lo: int) -> None:
     """Four plain terms in one loop: w stays in a register, and every product and sum is rounded as one by one."""
     x_1 = _vector_at(addresses[0, 0], lo, len(out))
     x_2 = _vector_at(addresses[1, 0], lo, len(out))

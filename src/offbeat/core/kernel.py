@@ -44,8 +44,6 @@ Sums = npt.NDArray[np.float64]
 
 
 class Term(NamedTuple):
-    """One update to mix: its coefficients and its vectors."""
-
     mix: Mix
     x_new: Vector
     x_tau: Vector | None = None

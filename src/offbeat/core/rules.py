@@ -42,7 +42,6 @@ class Facts:
     """The epoch of the model that the worker received, from its lease."""
     device: int = 0
     samples: int = 1
-    """How many samples the device holds."""
     distance: float | None = None
     """||x_new - x_tau||, where the rule asked for it with `needs_distance`."""
 
@@ -82,7 +81,6 @@ class Rule:
     """How many tasks make one synchronous group; 0 is asynchronous."""
 
     def decide(self, facts: Facts, memory: Memory) -> tuple[Mix, Memory]:
-        """The coefficients for one update, and the memory for the next."""
         mix, after = self.formula(facts, memory)
         if not (math.isfinite(mix.keep) and math.isfinite(mix.new) and math.isfinite(mix.base)):
             raise InvalidValue(f"rule {self.spec} answered {mix} to {facts}; coefficients must be finite")

@@ -28,23 +28,19 @@ class StalenessFn:
     def __post_init__(self) -> None:
         table = tuple(_bounded(self.spec, self.formula, u) for u in range(CHECKED_TO + 1))
         for u in range(1, CHECKED_TO + 1):
-            if table[u] > table[u - 1]:
-                raise _rises(self.spec, u, table[u - 1], table[u])
+            _refuse_rise(self.spec, u, table[u - 1], table[u])
         object.__setattr__(self, "table", table)
 
     def __call__(self, staleness: int) -> float:
         u = _counted(staleness)
         value = _bounded(self.spec, self.formula, u)
-        if u <= CHECKED_TO:
-            if value != self.table[u]:
-                raise InvalidValue(
-                    f"staleness function {self.spec}: s({u}) was {self.table[u]!r} and is now {value!r}; "
-                    "the same argument must give the same answer"
-                )
-            return value
-        before = min(self.table[CHECKED_TO], _bounded(self.spec, self.formula, u - 1))
-        if value > before:
-            raise _rises(self.spec, u, before, value)
+        if u > CHECKED_TO:
+            _refuse_rise(self.spec, u, min(self.table[CHECKED_TO], _bounded(self.spec, self.formula, u - 1)), value)
+        elif value != self.table[u]:
+            raise InvalidValue(
+                f"staleness function {self.spec}: s({u}) was {self.table[u]!r} and is now {value!r}; "
+                "the same argument must give the same answer"
+            )
         return value
 
 
@@ -179,11 +175,12 @@ def _short(value: float) -> str:
     return repr(value).removesuffix(".0")
 
 
-def _rises(spec: str, u: int, before: float, value: float) -> InvalidValue:
-    return InvalidValue(
-        f"staleness function {spec}: s({u}) = {value!r} is above {before!r}, which a smaller staleness got; "
-        "s must not rise with staleness"
-    )
+def _refuse_rise(spec: str, u: int, before: float, value: float) -> None:
+    if value > before:
+        raise InvalidValue(
+            f"staleness function {spec}: s({u}) = {value!r} is above {before!r}, which a smaller staleness got; "
+            "s must not rise with staleness"
+        )
 
 
 def _at_least_0(name: str, parameter: str, value: float) -> float:

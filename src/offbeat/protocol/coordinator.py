@@ -241,7 +241,7 @@ class Coordinator:
         self.group.took(lease.device)
         if self.scheduler.local_iterations_max:
             self.dispatcher.speeds.learn(lease, self.at, decision.gradients)
-        self.contribution.count(lease.device, mix.keep, mix.new, publish=False)
+        self.contribution.count(lease.device, mix.keep, mix.new)
         self._commands.append(messages.MixUpdate(decision))
         if mix.publish:
             self._version_decided()

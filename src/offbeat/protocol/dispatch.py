@@ -84,7 +84,6 @@ class Dispatcher:
         return ReleaseTask(lease, revoked)
 
     def close(self, lease: Lease) -> None:
-        """The task of this lease is answered."""
         self.pace.closed(lease)
         self.book.close(lease)
 
@@ -110,7 +109,6 @@ class Dispatcher:
         return min(due, trigger, max(self.pace.gives_up_at(), self.trigger_due))
 
     def trigger(self, now: Progress, evaluations: Sequence[Evaluated]) -> list[Command]:
-        """Give tasks to waiting workers while there is room for more."""
         if now.at < self.trigger_due or not len(self.idle):
             return []
         commands: list[Command] = []

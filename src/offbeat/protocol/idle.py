@@ -37,9 +37,6 @@ class Idle:
     def __contains__(self, worker: int) -> bool:
         return worker in self._pool or worker in self._ranked
 
-    def workers(self) -> list[int]:
-        return [*self._pool.members(), *self._ranked]
-
     def add(self, worker: int, mass: float) -> None:
         """The worker waits; `mass` is what its device contributed so far."""
         if self.choice == "random" or mass == 0:
@@ -56,8 +53,7 @@ class Idle:
             self._by_mass = sorted(self._ranked.values())
 
     def clear(self) -> None:
-        for worker in self.workers():
-            self.discard(worker)
+        self._pool, self._ranked, self._by_mass = WorkerSet(), {}, []
 
     def pick(self, available: Callable[[int], bool], mass: Mass = lambda _: 0.0) -> int | None:
         """A worker that waits and is available, taken out; None if none was found in a bounded number of tries.
@@ -132,7 +128,6 @@ class WorkerSet:
         return self._members[index]
 
     def add(self, worker: int) -> None:
-        """Put a worker in; one that is in stays."""
         if worker >= len(self._place):
             self._place.extend([NOWHERE] * (worker + 1 - len(self._place)))
         if self._place[worker] == NOWHERE:

@@ -129,7 +129,6 @@ class QuarantinedWorkers:
         self._bad.pop(worker, None)
 
     def readmit(self, worker: int) -> None:
-        """The worker may go on, and its count begins anew."""
         self.reasons.pop(worker, None)
         self._bad.pop(worker, None)
 

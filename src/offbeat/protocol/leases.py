@@ -43,7 +43,6 @@ class LeaseBook:
         local_iterations: int | None = None,
         gamma: float | None = None,
     ) -> Lease:
-        """A new lease, with the next task number."""
         number = self.tasks_of.get(device, 0)
         self.tasks, self.tasks_of[device] = self.tasks + 1, number + 1
         lease = Lease(self.tasks, worker, device, number, tau, at, deadline, local_iterations, gamma)
@@ -90,7 +89,6 @@ class LeaseBook:
             self.released.popitem(last=False)
 
     def extend(self, task: int, deadline: float) -> None:
-        """The worker gave a sign of life."""
         lease = self.open.get(task)
         if lease:
             self.open[task] = replace(lease, deadline=deadline)
@@ -116,7 +114,6 @@ class LeaseBook:
         return self.deadlines[0][0] if self.deadlines else inf
 
     def state(self, plain: Callable[[Lease], Any]) -> dict[str, Any]:
-        """Everything, with leases made plain."""
         return {
             "open": [plain(lease) for lease in self.open.values()],
             "released": [[plain(lease), revoked] for lease, revoked in self.released.values()],

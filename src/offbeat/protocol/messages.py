@@ -264,7 +264,6 @@ class AnswerPush:
     """The task was answered before: this is the first answer again."""
 
     def again(self) -> "AnswerPush":
-        """The answer to the next push of this task."""
         return AnswerPush(self.worker, self.task, self.outcome, self.decision, self.retry_after_s, repeated=True)
 
 

@@ -41,11 +41,9 @@ class Pace:
         return self.held_back[1] + self._wait_s if self.held_back else inf
 
     def overdue(self, at: float) -> Lease | None:
-        """The lease that has held others back for too long."""
         return self._book.open[self.held_back[0]] if self.held_back and at >= self.gives_up_at() else None
 
     def closed(self, lease: Lease) -> None:
-        """The lease no longer holds others back."""
         if self.held_back and self.held_back[0] == lease.task:
             self.held_back = None
 
@@ -75,7 +73,6 @@ class Group:
             self.due = at + self.deadline_s
 
     def took(self, device: int) -> None:
-        """An update of this device is in it."""
         self.arrived += 1
         self.devices.add(device)
 

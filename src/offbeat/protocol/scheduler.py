@@ -54,7 +54,6 @@ class Scheduler:
 
     @property
     def quota(self) -> int:
-        """How many tasks one group starts."""
         return ceil(self.group * self.over_selection - 1e-9)
 
     def local_iterations(self, seconds: float | None, fastest: float | None) -> int | None:

@@ -99,7 +99,7 @@ class Mixing:
             self.weights[update.staleness, float(f"{update.new * left:.3g}")] += 1
             left *= update.keep
         for update in mixed:
-            self._contribution.count(update.device, update.keep, update.new, publish=False)
+            self._contribution.count(update.device, update.keep, update.new)
         self._contribution.publish()
         self._version.clear()
         self.gradients = self._gradients

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from offbeat.core.layout import Array, Layout, Model, aligned
+from offbeat.core.layout import Array, Layout, Model, aligned_copy
 from offbeat.errors import InvalidValue
 from offbeat.task import Trained
 from offbeat.train.flat import FlatModule, same_layout
@@ -34,8 +34,6 @@ ACTIVATIONS: dict[type[nn.Module], int] = {nn.ReLU: 1, nn.Tanh: 2, nn.Sigmoid: 3
 
 
 class Chain:
-    """Trains a task's module, a chain of linear layers, many times over."""
-
     def __init__(self, layers: Array, layout: Layout, pool: SamplePool, solver: Solver, *, of_classes: bool) -> None:
         self.layers, self.layout, self.pool, self.solver = layers, layout, pool, solver
         self.of_classes = of_classes
@@ -50,7 +48,6 @@ class Chain:
         return device not in self._refused
 
     def train(self, jobs: Jobs, threads: int) -> list[tuple[Model, Trained]]:
-        """x_new and the report of every job, in order."""
         done: list[tuple[Model, Trained]] = []
         most = self.pool.devices_max
         for lo in range(0, len(jobs), most):  # all devices of one round are in the pool at the same time
@@ -60,7 +57,9 @@ class Chain:
     def run(self, drawn: Sequence[Drawn], threads: int = 1) -> list[tuple[Model, Trained]]:
         from offbeat.train.loops import train_many  # it takes a moment to load, and not every run needs it
 
-        models, losses = self._stacked([one.x_tau for one in drawn]), np.zeros(len(drawn))
+        for one in drawn:
+            self.layout = same_layout(self.layout, one.x_tau.layout)
+        models, losses = np.stack([one.x_tau.vector for one in drawn]), np.zeros(len(drawn))
         begins = self.pool.begins([one.device for one in drawn])
         limits = np.float32(self.solver.weight_decay), inf if self.solver.clip is None else self.solver.clip
         tables: tuple[Any, ...] = (models, losses, *_tables(drawn, begins), self.layers, *self._samples(), *limits)
@@ -69,23 +68,10 @@ class Chain:
         with ThreadPoolExecutor(len(others) or 1, "training") as pool:  # starts no thread without work
             waiting = [pool.submit(train_many, lo, hi, *tables) for lo, hi in others]
             train_many(first, last, *tables)
-        for one in waiting:
-            one.result()
+        for share in waiting:
+            share.result()
         results = zip(drawn, models, losses.tolist(), strict=True)
-        return [(self._model(row), one.reported(loss)) for one, row, loss in results]
-
-    def _stacked(self, starts: Sequence[Model]) -> Array:
-        """A row for every training, begun at its x_tau."""
-        models = np.empty((len(starts), self.layout.size), np.float32)
-        for row, x_tau in zip(models, starts, strict=True):
-            self.layout = same_layout(self.layout, x_tau.layout)
-            row[:] = x_tau.vector
-        return models
-
-    def _model(self, row: Array) -> Model:
-        vector = aligned(self.layout.size)
-        vector[:] = row
-        return Model(self.layout, vector)
+        return [(Model(self.layout, aligned_copy(row)), one.reported(loss)) for one, row, loss in results]
 
     def _samples(self) -> tuple[Array, Array, Array]:
         """Inputs, classes, answers; either classes or answers is empty."""
@@ -173,7 +159,6 @@ def module_obstacle(module: nn.Module) -> str | None:
 
 
 def _layers(module: nn.Module, layout: Layout) -> Array:
-    """The table of layers for `loops`."""
     rows: list[list[int]] = []
     own = 0
     for name, leaf in module.named_modules(remove_duplicate=False):

@@ -87,7 +87,6 @@ def parts(tensor: Tensor, batch: int) -> Sequence[Tensor]:
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Top-1 accuracy, per sample."""
     return outputs.argmax(dim=1) == targets
 
 

@@ -27,9 +27,7 @@ class FlatModule:
         _refuse_other_floats(tensors)
         frozen = {name for name, parameter in parameters.items() if not parameter.requires_grad}
         self.layout = Layout.of(
-            {name: tensor.detach().numpy() for name, tensor in tensors.items()},
-            buffers=buffers.keys(),
-            frozen=frozen,
+            {name: tensor.detach().numpy() for name, tensor in tensors.items()}, buffers=buffers.keys(), frozen=frozen
         )
         self.values = torch.empty(self.layout.size, device=accelerator)
         self.parameters = self.values[: self.layout.parameter_size]
@@ -52,7 +50,6 @@ class FlatModule:
         self._bind_buffers()
 
     def load(self, model: Model) -> None:
-        """Take the values of a model: one copy."""
         same_layout(self.layout, model.layout)
         self._bind_buffers()
         with torch.no_grad():
@@ -61,7 +58,6 @@ class FlatModule:
                 _copy(model.carried[name], buffer)
 
     def store(self, model: Model) -> None:
-        """Write the values into a model: one copy."""
         for name, ours in self._buffers.items():
             theirs = self.module.get_buffer(name)
             if theirs is not ours:  # the module's code replaced the tensor instead of writing into it
@@ -82,7 +78,6 @@ class FlatModule:
                 yield name, layer.momentum
 
     def batch_norms(self) -> Iterable[_BatchNorm]:
-        """The layers that keep statistics."""
         return (m for m in self.module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats)
 
 

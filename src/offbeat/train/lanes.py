@@ -21,8 +21,7 @@ from offbeat.core.layout import Array, Layout, Model, Vector
 from offbeat.errors import InvalidValue
 from offbeat.task import Trained, Work
 from offbeat.train.flat import FlatModule, same_layout
-from offbeat.train.randomness import seeded
-from offbeat.train.solver import Batch, Loss, Solver
+from offbeat.train.solver import Batch, Loss, Solver, seeded, stream
 from offbeat.train.stacked import CrossEntropy, Program, lane_loss, obstacle
 
 Load = Callable[[int], Batch]
@@ -30,8 +29,6 @@ Jobs = Sequence[tuple[Model, Work, Solver]]
 
 SAMPLES_AT_ONCE = 2**17
 """Samples of all lanes that are laid out ahead: long trainings are done in several spans of iterations."""
-SEED_WORDS = 3
-"""How many 64-bit words `offbeat.train.randomness.seeded` takes from a stream; a test compares the two."""
 
 
 class Drawn(NamedTuple):
@@ -109,8 +106,6 @@ def _written(ours: Tensor, part: Tensor, begin: int) -> Tensor:
 
 
 class Lanes:
-    """Trains many models of one task at once."""
-
     def __init__(self, program: Program, layout: Layout, pool: SamplePool) -> None:
         self.program, self.layout, self.pool = program, layout, pool
 
@@ -197,13 +192,6 @@ def _weights(counts: Array, width: int) -> Tensor:
     return torch.from_numpy(weights).unsqueeze(-1)
 
 
-def stream(work: Work) -> np.random.Generator:
-    """A training's random stream in the state that `keyed` yields it in: the seeds of global generators are drawn."""
-    rng = work.rng()
-    rng.bit_generator.advance(SEED_WORDS)  # type: ignore[attr-defined]  # default_rng's PCG64 has it
-    return rng
-
-
 def lanes_of(flat: FlatModule, loss: Loss, solver: Solver, load: Load, devices_max: int) -> Lanes | str:
     """The lanes of a task, or one sentence that says why there are none."""
     found = flat_obstacle(flat) or obstacle(flat.module)
@@ -250,7 +238,6 @@ def disagrees(x_new: Vector, alone: Vector, x_tau: Vector) -> bool:
 
 
 def alone(flat: FlatModule, loss: Loss, step: Drawn, batch: Batch, seed: int = 0) -> Vector:
-    """The model after one step on this batch, without lanes."""
     flat.load(step.x_tau)
     with seeded(np.random.default_rng(seed)):
         step.solver.solve(flat, loss, [batch], flat.parameters.clone())

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.layout import ALIGNMENT, Layout, Vector, aligned
+from offbeat.core.layout import ALIGNMENT, Layout, Vector, aligned_copy
 from offbeat.train.solver import Loss, Solver
 
 FLOATS_IN_A_TURN = 32
@@ -51,8 +51,6 @@ def lanes_for(parameters: int) -> int:
 
 
 class Views(NamedTuple):
-    """One parameter of all lanes."""
-
     values: Tensor
     gradients: Tensor
 
@@ -235,7 +233,6 @@ class Program:
         self.rates, self.pulls = rates.float(), (rates * self.solver.rho).float()
 
     def iterate(self, inputs: Tensor, targets: Tensor, weights: Tensor, count: int) -> None:
-        """One iteration of every lane on its own batch."""
         for layer in self.layers:
             inputs = layer.forward(inputs)
         d = self.loss.gradient(inputs, targets, weights, count)
@@ -244,13 +241,9 @@ class Program:
         self._step()
 
     def taken(self, lane: int) -> Vector:
-        """A copy of a lane's parameters."""
-        vector = aligned(self.size)
-        vector[:] = self.rows[lane, : self.size]
-        return vector
+        return aligned_copy(self.rows[lane, : self.size])
 
     def _step(self) -> None:
-        """`Solver.step` for every lane."""
         solver, x, gradients = self.solver, self.x, self.gradients
         if solver.clip is not None:
             norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
