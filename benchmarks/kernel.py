@@ -20,7 +20,7 @@ from benchmarks.turns import Contestant, Tell, Turns, rate, take_turns
 from offbeat.core.kernel import Term, Updater
 from offbeat.core.layout import Vector, aligned
 from offbeat.core.rules import Mix
-from offbeat.server.buffer_pool import BufferPool
+from offbeat.server.mixer import BufferPool
 
 THREADS = (1, 2)
 QUEUED = 8

@@ -10,10 +10,10 @@ from benchmarks.exchange import LOOK_S, WORKERS, Measured, Process, end, notes_o
 from benchmarks.raw import RECORD, RECORDS
 from offbeat.errors import OffbeatError
 from offbeat.server.access import TOKENS, Role, TokenBook
-from offbeat.server.certificates import CA_CERT, make, worker_context
+from offbeat.server.certificates import CA_CERT, make
 from offbeat.storage.json_file import read_json
 from offbeat.worker.http_client import HttpClient
-from offbeat.worker.settings import Address, Timeouts
+from offbeat.worker.settings import Address, Timeouts, trusted
 
 BYTES = 4
 WARM_S = 120.0
@@ -144,7 +144,7 @@ def _access(folder: Path) -> Access:
     names = [f"worker-{number}" for number in range(WORKERS)]
     tokens = TokenBook.begin(folder / TOKENS).add_all(dict.fromkeys(names, Role.WORKER) | {"bench": Role.ADMIN})
     workers = tuple(("--token", tokens[name], "--ca", str(ca)) for name in names)
-    return Access(("--access", str(folder)), workers, tokens["bench"], worker_context(ca))
+    return Access(("--access", str(folder)), workers, tokens["bench"], trusted(ca))
 
 
 def _until(process: Process, holds: Callable[[], bool]) -> None:

@@ -37,7 +37,7 @@ def work(task: str, settings: WorkerSettings, folder: Path, notes: Path) -> None
     """Work until told to stop, then write the notes."""
     http = HttpClient(settings.address, common_headers(settings.token), settings.context(), settings.timeouts)
     with Outbox(folder, name=settings.name) as outbox:
-        calls = TimedClient(http, Hello(outbox.name(), identity(task), settings.device))
+        calls = TimedClient(http, Hello(outbox.name, identity(task), settings.device))
         calls.noted = []
 
         def make(joined: Joined) -> Task:

@@ -18,10 +18,10 @@ def without_fsync() -> None:
     os.fsync = _nothing
     durably = Ledger.open.__func__  # type: ignore[attr-defined]
 
-    def opened(cls: type[Ledger], path: Path, *, durable: bool = False, read_only: bool = False) -> Any:  # noqa: ARG001
-        return durably(cls, path, durable=False, read_only=read_only)
+    def opened(cls: type[Ledger], path: Path, *, durable: bool = False, read_only: bool = False, **more: Any) -> Any:  # noqa: ARG001
+        return durably(cls, path, durable=False, read_only=read_only, **more)
 
-    Ledger.open = classmethod(opened)  # type: ignore[assignment, method-assign]
+    Ledger.open = classmethod(opened)  # type: ignore[arg-type, assignment, method-assign]
 
 
 def _nothing(fd: Any) -> None:

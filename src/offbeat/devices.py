@@ -7,7 +7,7 @@ Each function returns the text that the setting takes. The distributions suit `d
 from pathlib import Path
 
 from offbeat.errors import InvalidValue
-from offbeat.sim.distributions import ALLOWED, distribution
+from offbeat.sim.devices import ALLOWED, distribution
 
 
 def constant(value: float = 1.0) -> str:

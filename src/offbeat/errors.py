@@ -3,8 +3,8 @@
 OffbeatError                    everything that this package raises on purpose
 ├── InvalidValue                an argument or setting is out of range (also a ValueError)
 │   └── LayoutMismatch          an update's names, shapes or dtypes are not the model's
-├── worker.request_errors.RequestRefused  the server said no, and why
-├── worker.request_errors.Unreachable     the server does not answer
+├── worker.api_answers.RequestRefused  the server said no, and why
+├── worker.api_answers.Unreachable     the server does not answer
 ├── worker.loop.GaveUp          too many trainings in a row failed
 ├── worker.outbox.OutboxFull    a finished update cannot be kept
 ├── server.driver.Stuck         the ledger cannot be written now

@@ -3,15 +3,17 @@
 The simulator and the server make theirs here, so the same settings mean the same decisions.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 from offbeat.core import rules, staleness
 from offbeat.core.gate import Gate
 from offbeat.core.rules import Rule
-from offbeat.errors import InvalidValue
+from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.protocol.coordinator import Coordinator
+from offbeat.protocol.dispatch import Available
 from offbeat.protocol.messages import Decision
 from offbeat.protocol.plan import Plan, Target
 from offbeat.protocol.scheduler import GammaSchedule, Scheduler, gamma_schedule
@@ -21,6 +23,7 @@ from offbeat.settings import EPOCHS, EVALUATIONS, IN_FLIGHT_MAX, Settings
 DEVICES = 100
 EVALUATED_EVERY = 10
 NOT_FINITE_PER_TASK = 10
+OF_THE_RULE = ("rule", "alpha", "alpha_schedule", "staleness_fn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,31 +38,54 @@ class Method:
 
     @property
     def needs_versions(self) -> bool:
-        """Does a decision or a mixing look at x_tau?"""
         return self.rule.needs_base or self.rule.needs_distance or self.plan.gate is not None
 
-    def coordinator(self) -> Coordinator:
-        """A coordinator at the beginning of the run."""
-        return Coordinator(self.rule, self.plan, self.scheduler, seed=self.seed)
+    def coordinator(self, available: Available = lambda _worker, _at: True) -> Coordinator:
+        return Coordinator(self.rule, self.plan, self.scheduler, seed=self.seed, available=available)
 
     def restored(self, state: State, decided: Iterable[Decision]) -> Coordinator:
         """The coordinator as it stood at a checkpoint; `decided` are the last `answers_kept` decisions before it."""
         return restored(state, self.rule, self.plan, self.scheduler, seed=self.seed, decided=decided)
 
 
-def method_of(settings: Settings, task: object) -> Method:
-    """The method that the settings say, for this task."""
-    rule, devices = rule_of(settings), devices_of(task, settings)
-    scheduler = scheduler_of(task, settings, rule, devices)
-    return Method(rule, plan_of(settings, rule, devices), scheduler, settings.seed, devices)
+def method_of(
+    settings: Settings,
+    task: object,
+    rule: Rule | None = None,
+    gamma: GammaSchedule | None = None,
+    window: int | None = None,
+) -> Method:
+    """The method that the settings say, for this task; `rule` and `gamma` take the place of what they name.
+
+    `window` is K, where the simulator draws the staleness.
+    """
+    rule, devices = rule or rule_of(settings), devices_of(task, settings)
+    scheduler = scheduler_of(task, settings, rule, devices, gamma)
+    return Method(rule, plan_of(settings, rule, devices, window), scheduler, settings.seed, devices)
 
 
 def rule_of(settings: Settings) -> Rule:
     return rules.from_spec(settings.rule, alpha_of(settings), staleness.from_spec(settings.staleness_fn))
 
 
+def rule_curve(recorded: Mapping[str, Any], t: int, stalenesses: Iterable[int]) -> list[tuple[int, float]]:
+    """What the rule in a run's settings makes an update weigh at epoch t, by its staleness.
+
+    Empty where that is no function of it, or where the rule is a user's own: a folder has only its name.
+
+    >>> rule_curve({"rule": "fedasync", "alpha": 0.5, "staleness_fn": "polynomial:1"}, 9, (0, 1))
+    [(0, 0.5), (1, 0.25)]
+    """
+    try:
+        rule = rule_of(Settings.of({name: recorded[name] for name in OF_THE_RULE if name in recorded}))
+        if rule.group or rule.needs_distance:  # a mean has no weight of its own
+            return []
+        return [(u, rule.decide(rules.Facts(t, t - 1 - u), rule.memory)[0].new) for u in stalenesses]
+    except OffbeatError:
+        return []
+
+
 def alpha_of(settings: Settings) -> float | rules.Schedule:
-    """alpha, or its schedule."""
     name, _, rest = settings.alpha_schedule.partition(":")
     epoch, _, factor = rest.partition(",")
     if name == "constant" and not rest:
@@ -90,7 +116,7 @@ def devices_of(task: object, settings: Settings) -> int:
 
 
 def plan_of(settings: Settings, rule: Rule, devices: int, window: int | None = None) -> Plan:
-    """What the coordinator may do, and until when; `window` is K, where the simulator draws the staleness."""
+    """What the coordinator may do, and until when."""
     ends = (settings.epochs, settings.gradients, settings.until_s, settings.target)
     epochs = EPOCHS if all(end is None for end in ends) else settings.epochs
     in_flight_max = window or _in_flight_max(settings, devices)
@@ -146,13 +172,14 @@ def scheduler_of(
     task: object, settings: Settings, rule: Rule, devices: int, gamma: GammaSchedule | None = None
 ) -> Scheduler:
     """Which devices to trigger, and when; FedAvg's groups come from its rule."""
+    gamma_0 = settings.gamma if settings.gamma is not None else getattr(task, "gamma", None)
     scheduler = Scheduler(
         choice=settings.scheduler,  # type: ignore[arg-type]
         trigger_every_s=settings.trigger_every_s,
         group=rule.group,
         over_selection=settings.over_selection,
         group_deadline_s=settings.group_deadline_s,
-        gamma=gamma or _gamma(task, settings),
+        gamma=gamma or gamma_schedule(settings.gamma_schedule, gamma_0),
         local_iterations_min=settings.local_iterations_min,
         local_iterations_max=settings.local_iterations_max,
     )
@@ -162,8 +189,3 @@ def scheduler_of(
     if scheduler.quota > devices:
         raise InvalidValue(f"a group starts {scheduler.quota} tasks on different devices, but there are {devices}")
     return scheduler
-
-
-def _gamma(task: object, settings: Settings) -> GammaSchedule | None:
-    gamma = settings.gamma if settings.gamma is not None else getattr(task, "gamma", None)
-    return gamma_schedule(settings.gamma_schedule, gamma)

@@ -46,7 +46,9 @@ def partition(
     name, number = _scheme(scheme)
     pieces = int(number) if name == "shards" else 1
     _refuse_too_many(devices, len(classes), pieces)
-    rng = _rng(seed)
+    if seed < 0:
+        raise InvalidValue(f"seed is {seed} but must be a whole number >= 0")
+    rng = np.random.default_rng(seed)
     wanted = _sizes(sizes, len(classes), devices, rng)
     mixed = rng.permutation(len(classes))
     by_label = mixed[np.argsort(classes[mixed], kind="stable")]
@@ -178,9 +180,3 @@ def _refuse_too_many(devices: int, samples: int, pieces: int) -> None:
     if not 1 <= devices <= most:
         each = "a sample" if pieces == 1 else f"{pieces} pieces"
         raise InvalidValue(f"devices is {devices} but must lie in 1..{most}: {samples} samples, {each} for each device")
-
-
-def _rng(seed: int) -> np.random.Generator:
-    if seed < 0:
-        raise InvalidValue(f"seed is {seed} but must be a whole number >= 0")
-    return np.random.default_rng(seed)

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from offbeat.protocol.messages import Decision
 from offbeat.sim.compare import Comparison
-from offbeat.sim.curve import CURVE, Point, read_curve
+from offbeat.sim.curve import CURVE, CurvePoint, read_curve
 from offbeat.sim.run import Run
 from offbeat.sim.spec import safe
 from offbeat.storage.run_folder import RunFolder
@@ -30,7 +30,7 @@ LEGEND_INSIDE_MAX = 8
 """Methods whose legend has room inside the axes."""
 LEGEND_ROWS_MAX = 22
 LONGER_MANY = 5
-"""Where one method runs so many times as long as another, the axis is logarithmic."""
+"""Where one method runs more than this many times as long as another, the axis is logarithmic."""
 SAMPLES = 400
 
 
@@ -38,7 +38,7 @@ class Axis(NamedTuple):
     """What a metric is drawn against."""
 
     label: str
-    of: Callable[[Point], float]
+    of: Callable[[CurvePoint], float]
 
 
 AXES = {
@@ -68,7 +68,7 @@ def run_folder(path: Path) -> list[Path]:
 
 
 def _of_run(
-    rule: str, points: Sequence[Point], decisions: Sequence[Decision], metric: str | None = None
+    rule: str, points: Sequence[CurvePoint], decisions: Sequence[Decision], metric: str | None = None
 ) -> Figure | None:
     names = list(points[-1].metrics) if points else []
     if not names:
@@ -178,7 +178,9 @@ def _legend(figure: Figure, axes: Axes, names: Sequence[str]) -> None:
 Numbers = npt.NDArray[np.float64]
 
 
-def _moments(groups: Sequence[Sequence[Sequence[Point]]], of: Callable[[Point], float]) -> tuple[Numbers, bool]:
+def _moments(
+    groups: Sequence[Sequence[Sequence[CurvePoint]]], of: Callable[[CurvePoint], float]
+) -> tuple[Numbers, bool]:
     """Where on an axis the methods are looked at, and whether it is logarithmic."""
     ends = [max(of(curve[-1]) for curve in curves) for curves in groups]
     first = min((of(point) for curves in groups for curve in curves for point in curve if of(point) > 0), default=1.0)
@@ -190,8 +192,8 @@ def _moments(groups: Sequence[Sequence[Sequence[Point]]], of: Callable[[Point], 
 def _band(
     axes: Axes,
     name: str,
-    curves: Sequence[Sequence[Point]],
-    of: Callable[[Point], float],
+    curves: Sequence[Sequence[CurvePoint]],
+    of: Callable[[CurvePoint], float],
     metric: str,
     at: Numbers,
     look: Mapping[str, Any],
@@ -205,7 +207,7 @@ def _band(
     axes.fill_between(at, middle - spread, middle + spread, step="post", color=look["color"], alpha=0.2, linewidth=0)
 
 
-def _values(points: Sequence[Point], metric: str) -> Numbers:
+def _values(points: Sequence[CurvePoint], metric: str) -> Numbers:
     """The metric along a curve; what cannot be drawn is a gap."""
     values = np.array([point.metrics.get(metric, np.nan) for point in points], dtype=np.float64)
     return np.where(np.isfinite(values), values, np.nan)

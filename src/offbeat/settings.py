@@ -9,6 +9,7 @@ Rules kept here:
 import difflib
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache, partial
 from math import isnan
@@ -45,8 +46,6 @@ _method, _fleet, _task, _end, _evaluation, _server, _execution = (partial(_setti
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that can be set about a run."""
-
     rule: str = _method("fedasync", "Mixing rule: fedasync, delta[:BETA], fedbuff:K[,ETA], fedavg:K or sgd.")
     alpha: float = _method(0.6, "Mixing hyperparameter, in (0, 1].")
     alpha_schedule: str = _method("constant", "constant, or step:T,F: alpha is multiplied by F from epoch T on.")
@@ -165,7 +164,6 @@ class Settings:
 
     @classmethod
     def names(cls) -> set[str]:
-        """All names."""
         return {setting.name for setting in fields(cls)}
 
     @property
@@ -273,7 +271,9 @@ def _typed(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
     if value is None and type(None) in kinds:
         return None
     if isinstance(value, str) and str in kinds:
-        return _number_or_text(value) if float in kinds else value
+        with suppress(ValueError):
+            return float(value) if float in kinds else value
+        return value
     yes_or_no = isinstance(value, bool)  # which Python counts among the whole numbers
     if isinstance(value, Integral) and int in kinds and not yes_or_no:
         return int(value)
@@ -282,13 +282,6 @@ def _typed(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
     words = {str: "text", int: "a whole number", float: "a number"}
     allowed = " or ".join(words[kind] for kind in kinds if kind in words)
     raise InvalidValue(f"{name} is {value!r} but must be {allowed}")
-
-
-def _number_or_text(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def read_toml(path: Path) -> dict[str, Any]:

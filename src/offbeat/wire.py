@@ -60,8 +60,6 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says about itself."""
-
     tensors: tuple[Tensor, ...]
     metadata: Mapping[str, str]
     length: int
@@ -128,11 +126,6 @@ class HeaderReader:
         if len(self._bytes) < LENGTH_BYTES + length:
             return None
         return _parsed(bytes(self._bytes[LENGTH_BYTES : LENGTH_BYTES + length]), LENGTH_BYTES + length)
-
-    @property
-    def kept(self) -> int:
-        """Bytes held so far."""
-        return len(self._bytes)
 
 
 def read_header(data: bytes | memoryview, header_max: int = HEADER_MAX) -> Header:

@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 
 from offbeat.server.access import Role, TokenBook
 from offbeat.web.app import make_app, mount, mount_runs
-from offbeat.web.reading import Reading
+from offbeat.web.run_reader import RunReader
 from offbeat.web.runs import Runs
 from tests.browser.fake import ADMIN, VIEWER, Fake, Story
 from tests.browser.seen import AWAY, PHONE, VIEWS, WIDE, Seen, needs_browser, same, value_at
@@ -437,7 +437,7 @@ def test_the_real_door_lets_an_admin_touch_and_a_viewer_look(tmp_path: Path, vis
 
     def make() -> Any:
         app = make_app()
-        mount(app, Reading(tmp_path / "run"), tokens=book, act=act)
+        mount(app, RunReader(tmp_path / "run"), tokens=book, act=act)
         return app
 
     with opened(make) as server:

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Array, ArrayRecord
 
 from offbeat.errors import InvalidValue, LayoutMismatch
-from offbeat.flower.arrays import Arrays
+from offbeat.flower.grid_messages import Arrays
 from tests.flower.fake import FakeGrid, Node, reply, start
 
 pytestmark = pytest.mark.slow

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.reproduce.figure_curves import CurveResults
 from offbeat.reproduce.figures import CurveEnd, _end
+from offbeat.reproduce.target_runs import CurveResults
 from offbeat.reproduce.targets import target
 
 ROOT = Path(__file__).parents[2] / "docs"

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from offbeat.server import certificates
+from offbeat.worker.settings import trusted
 from tests.server.serving import PATIENCE_S, Answered, Running
 from tests.server.speaking import until
 from tests.server.test_access_control import As
@@ -70,7 +71,7 @@ class Nginx:
 
     def front(self, running: Running, access: Path, token: str = "") -> Front:
         """The server behind it, as whoever has a token sees it."""
-        trust = certificates.worker_context(access / certificates.CA_CERT)
+        trust = trusted(access / certificates.CA_CERT)
         return Front(running.server, running.folder, self.url, trust, token, self.prefix)
 
     def log(self) -> str:

@@ -18,6 +18,7 @@ from offbeat.server.access import TOKENS, Right, Role, TokenBook
 from offbeat.server.app import ROUTES
 from offbeat.server.listener import SILENT
 from offbeat.server.settings import AccessSettings, ServerSettings
+from offbeat.worker.settings import trusted
 from tests.server.serving import PATIENCE_S, Answered, Running, Worker, serving
 from tests.server.speaking import Line, file_of, head, ones, refused, until, untouched
 
@@ -65,7 +66,7 @@ class Guarded:
 
     def by(self, name: str = "") -> As:
         """As one of those with a token; as nobody without a name."""
-        trust = certificates.worker_context(self.access / certificates.CA_CERT)
+        trust = trusted(self.access / certificates.CA_CERT)
         running = self.running
         return As(running.server, running.folder, running.url, trust, self.tokens.get(name, name))
 
@@ -292,7 +293,7 @@ def test_an_administrator_may_take_the_name_of_a_worker(guarded: Guarded) -> Non
 
 def test_whoever_trusts_another_authority_does_not_talk_to_it(guarded: Guarded, tmp_path: Path) -> None:
     certificates.make(tmp_path / "other", ["localhost"])
-    stranger = replace(guarded.by("eye"), trust=certificates.worker_context(tmp_path / "other" / certificates.CA_CERT))
+    stranger = replace(guarded.by("eye"), trust=trusted(tmp_path / "other" / certificates.CA_CERT))
     with pytest.raises(ssl.SSLCertVerificationError):
         stranger.call("GET", "/v1/health")
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -301,7 +302,7 @@ def test_whoever_trusts_another_authority_does_not_talk_to_it(guarded: Guarded, 
 
 def test_old_tls_and_no_tls_are_refused(guarded: Guarded) -> None:
     assert guarded.running.url.startswith("https://")
-    old = certificates.worker_context(guarded.access / certificates.CA_CERT)
+    old = trusted(guarded.access / certificates.CA_CERT)
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     assert replace(guarded.by("eye"), trust=old).call("GET", "/v1/status").status == 200
     with Line(guarded.running, head("GET", "/v1/health")) as line:
@@ -311,7 +312,7 @@ def test_old_tls_and_no_tls_are_refused(guarded: Guarded) -> None:
 def test_who_shakes_hands_late_or_never_and_says_nothing_takes_no_place(tmp_path: Path) -> None:
     certificates.make(tmp_path / "access", ["localhost"])
     TokenBook.begin(tmp_path / "access" / TOKENS)
-    trust = certificates.worker_context(tmp_path / "access" / certificates.CA_CERT)
+    trust = trusted(tmp_path / "access" / certificates.CA_CERT)
     limits = {"head_s": 0.7, "connections_max": 6}
     with serving(tmp_path, None, limits, access=AccessSettings(folder=tmp_path / "access")) as running:
         never, late = [Line(running) for _ in range(5)], Line(running)

@@ -22,12 +22,12 @@ from offbeat.server.access import TOKENS, Role, TokenBook
 from offbeat.server.server import ServeOptions
 from offbeat.server.settings import AccessSettings
 from offbeat.web.login import TRIES_MAX
-from offbeat.web.served import furnish
+from offbeat.web.served_page import furnish
+from offbeat.worker.api_answers import RequestRefused
 from offbeat.worker.api_client import ApiClient, Hello, common_headers
 from offbeat.worker.http_client import HttpClient
 from offbeat.worker.outbox import Finished
-from offbeat.worker.request_errors import RequestRefused
-from offbeat.worker.settings import Address
+from offbeat.worker.settings import Address, trusted
 from tests.server import serving as served
 from tests.server.proxying import SHIPPED, Front, Nginx, free_port, needs_nginx, nginx
 from tests.server.serving import PATIENCE_S, TASK, Answered, Running, Worker, packed, serving
@@ -71,7 +71,7 @@ class Place:
 
     def line(self, data: bytes) -> Line:
         """A connection to nginx whose every byte the test sends."""
-        trust = certificates.worker_context(self.access / certificates.CA_CERT)
+        trust = trusted(self.access / certificates.CA_CERT)
         return Line(self.by("boss"), data, tls=trust)
 
 
@@ -239,7 +239,7 @@ class TestPassingThrough:
         (tmp_path / "update").write_bytes(data)
         layout = place.running.server.run.layout.fingerprint
         finished = Finished(tmp_path / "update", "run", task, sha256(data), len(data), 1, 1, {}, layout)
-        trust = certificates.worker_context(place.access / certificates.CA_CERT)
+        trust = trusted(place.access / certificates.CA_CERT)
         http = HttpClient(Address.of(f"{place.proxy.url}{PREFIX}"), common_headers(place.tokens["w4"]), trust)
         calls = ApiClient(http, Hello("w4", "line"))
         calls.join()
@@ -248,7 +248,7 @@ class TestPassingThrough:
                 calls.push(finished)
             assert told.value.error == "unknown_task"
         calls.leave()
-        calls.close()
+        calls.http.close()
 
     def test_a_task_comes_to_whoever_waits_for_it(self, tmp_path: Path) -> None:
         with placed(tmp_path, {"in_flight_max": 1, "devices": 2}, prefix="", task=TASK) as place:
@@ -278,7 +278,7 @@ class TestPassingThrough:
     @pytest.mark.parametrize("path", ["/events", "/v1/events"])
     def test_events_arrive_at_once(self, place: Place, path: str) -> None:
         where, worker = urlsplit(place.proxy.url), place.worker(5)
-        trust = certificates.worker_context(place.access / certificates.CA_CERT)
+        trust = trusted(place.access / certificates.CA_CERT)
         connection = HTTPSConnection(where.hostname or "", where.port, timeout=SOON_S, context=trust)
         connection.request("GET", PREFIX + path, headers={"Authorization": f"Bearer {place.tokens['eye']}"})
         with closing(connection), closing(connection.getresponse()) as stream:
@@ -329,7 +329,7 @@ class TestPassingThrough:
 def log_in(place: Place, address: str, token: str, said: str | None = None) -> int:
     """What becomes of a token that comes from this address."""
     where = urlsplit(place.proxy.url)
-    trust = certificates.worker_context(place.access / certificates.CA_CERT)
+    trust = trusted(place.access / certificates.CA_CERT)
     connection = HTTPSConnection(
         "127.0.0.1", where.port, timeout=PATIENCE_S, context=trust, source_address=(address, 0)
     )

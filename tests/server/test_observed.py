@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from offbeat.server.access import TOKENS, TokenBook
 from offbeat.storage.ledger import CHATTER, Ledger
+from offbeat.storage.rows import as_arrival
 from offbeat.trackers.follower import Follower
 from tests.server.serving import Running, Worker, serving
 from tests.server.speaking import file_of, ones, refused, until
@@ -124,7 +125,7 @@ def test_where_the_time_of_a_task_went_is_kept_where_the_worker_says_it(tmp_path
             head = worker.head(data) | {"Offbeat-Train-S": wrong}
             assert "Offbeat-Train-S" in refused(running.call("PUT", path, data, head), 400, "bad_request")["message"]
     with Ledger.open(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
-        told, silent = ledger.arrivals().values()
+        told, silent = map(as_arrival, ledger.rows("arrived"))
     assert silent.spent is None
     assert told.spent is not None
     assert (told.spent.download_s, told.spent.train_s) == (0.25, 1.5)

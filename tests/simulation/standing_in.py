@@ -12,6 +12,7 @@ import numpy as np
 
 from offbeat.hosting.task_host import Bare
 from offbeat.sim.on_ray.cluster import Cluster, RemoteCall, RemoteCallLost
+from offbeat.sim.on_ray.on_node import be_ready
 
 
 class Reference:
@@ -29,10 +30,6 @@ class Remote(NamedTuple):
     do: Callable[..., Any]
     process: "Process | None" = None
 
-    @property
-    def verb(self) -> str:
-        return str(self.do.__name__)
-
 
 class Process:
     """A process on some node, perhaps with an actor, and the calls that it has not done yet."""
@@ -40,9 +37,6 @@ class Process:
     def __init__(self, made: Any = None) -> None:
         self.made, self.is_lost = made, False
         self.calls: deque[tuple[RemoteCall, Remote, tuple[Any, ...]]] = deque()
-
-    def __getattr__(self, verb: str) -> Remote:
-        return Remote(getattr(self.made, verb), self)
 
 
 class StandIn(Cluster):
@@ -69,7 +63,7 @@ class StandIn(Cluster):
     def resources(self) -> dict[str, float]:
         return {"CPU": self.count}
 
-    def function(self, do: Callable[..., Any], task_key: str, gpus: float = 0.0) -> Remote:  # noqa: ARG002
+    def function(self, do: Callable[..., Any], gpus: float = 0.0) -> Remote:  # noqa: ARG002
         return Remote(do)
 
     def actor(self, kind: type, *arguments: Any) -> Process:
@@ -77,6 +71,9 @@ class StandIn(Cluster):
         actor = Process(kind(*_sent(arguments)))
         self.actors.append(actor)
         return actor
+
+    def method(self, actor: Process, name: str) -> Remote:
+        return Remote(getattr(actor.made, name), actor)
 
     def put(self, value: Any) -> Reference:
         reference = Reference(_sent(value))
@@ -88,7 +85,7 @@ class StandIn(Cluster):
     def call(self, remote: Remote, *arguments: Any) -> RemoteCall:
         call = RemoteCall(object(), object())
         self._give(call, remote, arguments)
-        if remote.process is None and remote.verb != "prepare":
+        if remote.process is None and arguments[0] is not be_ready:
             self._waiting.add(call)
             self.waiting_max = max(self.waiting_max, len(self._waiting))
         return call
@@ -122,7 +119,8 @@ class StandIn(Cluster):
             return  # it was lost in the middle
         process.calls.popleft()
         among = self.processes if remote.process is None else self.actors
-        self.log.append((among.index(process), remote.verb))
+        done = remote.do if remote.process else arguments[0]
+        self.log.append((among.index(process), done.__name__))
         self._results[call] = (pickle.dumps(error), pickle.dumps(answer))
 
     def lose(self, process: Process) -> None:

@@ -1,8 +1,7 @@
 """The virtual clock: runs worked out by hand, ties, one task per device, and what is let go of."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from offbeat.protocol.invariants import check
 from offbeat.protocol.messages import AnswerPush, Command, Decision, Event, MixUpdate, Outcome, VersionPublished
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
+from offbeat.sim.devices import DeviceModel
 from offbeat.sim.engine import Engine
 from offbeat.sim.event_sources import EventSource, SampledStaleness, SimulatedFleet
 from offbeat.sim.executors import Inline
@@ -35,28 +35,6 @@ class Halfway:
 
     def evaluate(self, model: Model) -> Mapping[str, float]:
         return {"x": float(model["x"][0])}
-
-
-@dataclass(frozen=True)
-class Listed:
-    """Devices with given speeds."""
-
-    seconds: Sequence[float]
-
-    def compute_s(self, device: int, number: int) -> float:  # noqa: ARG002
-        return self.seconds[device]
-
-    def link(self, device: int) -> tuple[float, float]:  # noqa: ARG002
-        return math.inf, math.inf
-
-    def available_until(self, device: int, at: float) -> float:  # noqa: ARG002
-        return math.inf
-
-    def available_from(self, device: int, at: float) -> float:  # noqa: ARG002
-        return at
-
-    def dropout(self, device: int) -> float:  # noqa: ARG002
-        return 0.0
 
 
 class Played:
@@ -89,7 +67,7 @@ class Played:
 
 
 def fleet(*seconds: float) -> SimulatedFleet:
-    return SimulatedFleet(len(seconds), Listed(seconds), seed=0)
+    return SimulatedFleet(len(seconds), DeviceModel(lambda device, _number: seconds[device]), seed=0)
 
 
 def test_a_run_worked_out_by_hand() -> None:

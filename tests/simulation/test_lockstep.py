@@ -172,12 +172,12 @@ def test_an_executor_that_no_run_uses_any_more_is_closed(tmp_path: Path) -> None
     spec = Spec.read(written(tmp_path, ":seeded"))
     executors = ExecutorPool(spec.task)
     one, two, *_, other = (executors.lend(entry.settings) for entry in spec.entries(tmp_path / "out"))
-    assert len({id(lent.shared) for lent in (one, two, other)}) == 3
+    assert len({id(lent) for lent in (one, two, other)}) == 3
     closed: list[int] = []
     for seed, lent in enumerate((one, two, other), 1):
-        lent.shared.close = lambda seed=seed: closed.append(seed)  # type: ignore[method-assign, misc]
+        lent.close = lambda seed=seed: closed.append(seed)  # type: ignore[method-assign, misc]
     executors.keep([two])
     assert sorted(closed) == [1, 3]
-    assert executors.lend(spec.entries(tmp_path)[1].settings).shared is two.shared
+    assert executors.lend(spec.entries(tmp_path)[1].settings) is two
     executors.close()
     assert sorted(closed) == [1, 2, 3]

@@ -22,6 +22,7 @@ import offbeat
 from offbeat.cli import main
 from offbeat.errors import OffbeatError
 from offbeat.sim.compare import Comparison, compare
+from offbeat.sim.on_ray import remote_jobs
 from offbeat.sim.on_ray.cluster import RAY_ENVIRONMENT
 from offbeat.sim.run import Simulation
 from tests.simulation.comparing import change, written
@@ -56,7 +57,7 @@ class Nodes:
     def last_trains(self) -> bool:
         """Does the node that was added last train at this moment? Ray shows it in the title of a process."""
         titles = [process.cmdline()[:1] for process in processes_of(self.others[-1])]
-        return ["ray::train"] in titles
+        return ["ray::do_on_node"] in titles
 
     def kill_one(self) -> None:
         """As if its plug were pulled: the node's processes are gone, all at once and without a word."""
@@ -153,8 +154,12 @@ def test_a_comparison_on_ray_gives_the_table_that_it_gives_here(
         assert [s["x_sha256"] for s in summaries] == [s["x_sha256"] for s in there.summaries[method]]
 
 
-def test_with_one_of_three_nodes_killed_the_bits_are_the_same(nodes: Nodes) -> None:
-    """The node is killed in the middle of a training."""
+@pytest.mark.parametrize("small_max", [remote_jobs.SMALL_BYTES_MAX, 0])
+def test_with_one_of_three_nodes_killed_the_bits_are_the_same(
+    small_max: int, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node is killed in the middle of a training; models travel with the calls, or are in the object store."""
+    monkeypatch.setattr(remote_jobs, "SMALL_BYTES_MAX", small_max)
     settings = {**SETTINGS, "local_passes": 10}
     inline = offbeat.simulate("digits", executor="inline", **settings).summary
     nodes.are(3)
@@ -184,7 +189,7 @@ def test_a_process_makes_its_task_once_and_works_as_it_should(nodes: Nodes, tmp_
     offbeat.simulate(str(file), executor="ray", ray_address=nodes.are(2).address, epochs=100, seed=1)
     lines = [line.split() for line in made.read_text().splitlines()]
     there = [line for line in lines if int(line[0]) != os.getpid()]
-    assert 1 <= len(there) <= 2
+    assert 1 <= len(there) <= 1 + len(nodes.others)
     assert len({pid for pid, *_ in there}) == len(there)
     assert {(nice, threads) for _, nice, threads in there} == {(str(os.nice(0)), "1")}
 

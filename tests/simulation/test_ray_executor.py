@@ -61,6 +61,7 @@ def test_the_bits_and_the_curve_are_those_of_inline(places: int, inline: Run) ->
     assert not any(process.calls for process in stand_in.processes), "what still ran was stopped"
 
 
+@pytest.mark.usefixtures("_no_model_is_small")
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_is_lost_is_done_again_with_the_same_bits(seed: int, inline: Run) -> None:
     stand_in = StandIn(3, loss=0.15, seed=seed)
@@ -83,13 +84,14 @@ def test_batched_there_equals_batched_here() -> None:
     there = run(Batched(task, on(stand_in, task)), settings)
     assert there.summary["x_sha256"] == here.summary["x_sha256"]
     assert there.summary["executor"] == "ray+batched"
-    assert {verb for _, verb in stand_in.log} == {"prepare", "train_many"}
+    assert {verb for _, verb in stand_in.log} == {"be_ready", "train_many"}
     assert stand_in.lost
 
 
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("_no_model_is_small")
 @pytest.mark.parametrize("results_max", [1, 2, 5, 256])
 @pytest.mark.parametrize("loss", [0.0, 0.1])
 def test_never_more_results_wait_than_may(results_max: int, loss: float, inline: Run) -> None:
@@ -116,6 +118,18 @@ def test_the_bound_holds_where_nothing_is_asked_for() -> None:
 # --- the object store ------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def _no_model_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_jobs, "SMALL_BYTES_MAX", 0)
+
+
+def test_a_small_model_is_not_put_there(inline: Run) -> None:
+    stand_in = StandIn(2)
+    assert run(on(stand_in)).summary["x_sha256"] == inline.summary["x_sha256"]
+    assert stand_in.puts == 0
+
+
+@pytest.mark.usefixtures("_no_model_is_small")
 def test_a_version_is_put_there_once_and_freed_when_nobody_needs_it() -> None:
     stand_in = StandIn(3)
     executor = on(stand_in)
@@ -134,6 +148,7 @@ def test_a_version_is_put_there_once_and_freed_when_nobody_needs_it() -> None:
     executor.close()
 
 
+@pytest.mark.usefixtures("_no_model_is_small")
 def test_a_whole_run_puts_every_version_once_and_leaves_one(inline: Run) -> None:
     stand_in = StandIn(3, loss=0.1, seed=5)
     executor = on(stand_in)
@@ -151,6 +166,7 @@ def test_a_whole_run_puts_every_version_once_and_leaves_one(inline: Run) -> None
     executor.close()
 
 
+@pytest.mark.usefixtures("_no_model_is_small")
 def test_what_is_cancelled_is_freed_and_takes_no_place() -> None:
     stand_in = StandIn(1)
     executor = on(stand_in, results_max=3)
@@ -264,8 +280,8 @@ def test_a_cluster_without_any_node_left_is_an_error_in_words(monkeypatch: pytes
 
 def test_a_node_with_other_packages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     driver, node = on_node.packages(), {**on_node.packages(), "numpy": "1.0"}
-    asked = iter([driver])
-    monkeypatch.setattr(on_node, "packages", lambda: next(asked, node))
+    monkeypatch.setattr("offbeat.sim.on_ray.executor.packages", lambda: driver)
+    monkeypatch.setattr(on_node, "packages", lambda: node)
     with pytest.raises(OffbeatError, match=r"numpy is 1\.0 on a node of the Ray cluster and"):
         run(on(StandIn(2), Quadratic([0.0], [0.25], size=3)))
 

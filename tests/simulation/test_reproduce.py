@@ -7,10 +7,9 @@ import pytest
 
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.reproduce import figures
-from offbeat.reproduce.figure_curves import CurveResults, FigureCurve
 from offbeat.reproduce.paper import As
-from offbeat.reproduce.target_runs import run_target
-from offbeat.reproduce.targets import SCALES, TARGETS, PlacedCurve, ReproductionTarget, target
+from offbeat.reproduce.target_runs import CurveResults, run_target
+from offbeat.reproduce.targets import SCALES, TARGETS, FigureCurve, PlacedCurve, ReproductionTarget, target
 from offbeat.sim.run import StopRequested
 
 READINGS: tuple[As, ...] = ("text", "authors")

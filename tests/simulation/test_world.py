@@ -13,8 +13,7 @@ from offbeat.errors import InvalidValue
 from offbeat.protocol.messages import Evaluated, Lease, Outcome
 from offbeat.protocol.plan import Plan
 from offbeat.settings import Settings
-from offbeat.sim.devices import device_model
-from offbeat.sim.distributions import distribution
+from offbeat.sim.devices import device_model, distribution
 from offbeat.sim.event_sources import SimulatedFleet
 from offbeat.sim.run import Run, Simulation
 from offbeat.storage.run_folder import RunFolder

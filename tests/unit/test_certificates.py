@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.server import certificates
-from offbeat.server.certificates import Issued, make, read, renew, server_context, worker_context
+from offbeat.server.certificates import Issued, make, read, renew, server_context
+from offbeat.worker.settings import trusted
 
 pytest.importorskip("cryptography", reason="cryptography is not installed")
 from cryptography import x509
@@ -35,7 +36,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def strict(ca: Path | None) -> ssl.SSLContext:
     """A worker's context, as strict as the newest Python makes it."""
-    context = worker_context(ca)
+    context = trusted(ca)
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     return context
 
@@ -74,37 +75,45 @@ def test_a_worker_gets_through_by_every_name(made: Path, host: str) -> None:
     assert greeting(server_context(made), strict(made / "ca.pem"), host) == ("hello", "TLSv1.3")
 
 
-def test_a_certificate_and_its_key_can_be_given_by_themselves(made: Path) -> None:
-    context = server_context(made / "server.pem", made / "server.key")
-    assert greeting(context, worker_context(made / "ca.pem"), "localhost")[0] == "hello"
+def test_a_certificate_and_its_key_can_be_given_by_themselves(made: Path, tmp_path: Path) -> None:
+    context = server_context(placed(tmp_path, made / "server.pem", made / "server.key"))
+    assert greeting(context, trusted(made / "ca.pem"), "localhost")[0] == "hello"
+
+
+def placed(folder: Path, cert: Path, key: Path) -> Path:
+    """A folder with just these two."""
+    folder.mkdir(exist_ok=True)
+    (folder / "server.pem").write_bytes(cert.read_bytes())
+    (folder / "server.key").write_bytes(key.read_bytes())
+    return folder
 
 
 @pytest.mark.parametrize("host", ["other.example.org", "example.org", "a.fed.example.org", "10.0.0.8", "::2"])
 def test_a_wrong_host_is_refused(made: Path, host: str) -> None:
     with pytest.raises(ssl.SSLCertVerificationError, match=r"ismatch|not valid for"):
-        greeting(server_context(made), worker_context(made / "ca.pem"), host)
+        greeting(server_context(made), trusted(made / "ca.pem"), host)
 
 
 def test_a_wrong_ca_is_refused(made: Path, tmp_path: Path) -> None:
     make(tmp_path, HOSTS)
     for ca in (tmp_path / "ca.pem", None):
         with pytest.raises(ssl.SSLCertVerificationError, match=r"unable to get local issuer|self-signed"):
-            greeting(server_context(made), worker_context(ca), "localhost")
+            greeting(server_context(made), trusted(ca), "localhost")
 
 
 def test_old_versions_of_tls_are_refused(made: Path) -> None:
     assert server_context(made).minimum_version is ssl.TLSVersion.TLSv1_2
-    assert worker_context(made / "ca.pem").minimum_version is ssl.TLSVersion.TLSv1_2
-    worker = worker_context(made / "ca.pem")
+    assert trusted(made / "ca.pem").minimum_version is ssl.TLSVersion.TLSv1_2
+    worker = trusted(made / "ca.pem")
     worker.maximum_version = ssl.TLSVersion.TLSv1_2
     assert greeting(server_context(made), worker, "localhost") == ("hello", "TLSv1.2")
 
 
 def test_a_worker_checks_both_chain_and_name(made: Path) -> None:
-    for context in (worker_context(made / "ca.pem"), worker_context()):
+    for context in (trusted(made / "ca.pem"), trusted(None)):
         assert context.check_hostname
         assert context.verify_mode is ssl.CERT_REQUIRED
-    assert len(worker_context(made / "ca.pem").get_ca_certs()) == 1
+    assert len(trusted(made / "ca.pem").get_ca_certs()) == 1
 
 
 # --- what is made ----------------------------------------------------------------------------------------------------
@@ -126,22 +135,20 @@ def test_the_extensions_are_those_that_strict_readers_ask_for(made: Path) -> Non
     assert found["server.pem"] == both | {"ExtendedKeyUsage": False, "SubjectAlternativeName": False}
 
 
-def test_the_certificate_is_valid_for_as_long_as_was_asked(tmp_path: Path) -> None:
+def test_the_certificate_is_valid_for_as_long_as_all_systems_take(tmp_path: Path) -> None:
     before = datetime.now(UTC) - timedelta(seconds=1)
-    issued = make(tmp_path, ["a.example"], days=30)
-    assert before <= issued.until - timedelta(days=30) <= datetime.now(UTC)
+    issued = make(tmp_path, ["a.example"])
+    assert before <= issued.until - timedelta(days=certificates.DAYS) <= datetime.now(UTC)
     assert issued == read(tmp_path) == Issued(("a.example", "localhost", "127.0.0.1", "::1"), issued.until)
     cert = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
     assert cert.not_valid_before_utc < before
-    with pytest.raises(InvalidValue, match=r"days is 0; .* 1\.\.3650"):
-        renew(tmp_path, days=0)
 
 
 def test_no_certificate_outlives_its_ca(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certificates, "CA_DAYS", 10)
-    make(tmp_path, [], days=10)
+    make(tmp_path, [])
     monkeypatch.setattr(certificates, "CA_DAYS", 3650)
-    assert renew(tmp_path, days=800).until <= datetime.now(UTC) + timedelta(days=10)
+    assert renew(tmp_path).until <= datetime.now(UTC) + timedelta(days=10)
 
 
 def test_a_ca_is_never_overwritten(tmp_path: Path) -> None:
@@ -170,7 +177,7 @@ def test_who_trusted_the_ca_trusts_what_is_renewed(tmp_path: Path) -> None:
 
 def test_a_running_server_can_take_up_what_is_renewed(tmp_path: Path) -> None:
     make(tmp_path, ["one.example"])
-    serving, trusting = server_context(tmp_path), worker_context(tmp_path / "ca.pem")
+    serving, trusting = server_context(tmp_path), trusted(tmp_path / "ca.pem")
     renew(tmp_path, ["two.example"])
     serving.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
     assert greeting(serving, trusting, "two.example")[0] == "hello"
@@ -243,17 +250,17 @@ def test_any_text_is_a_host_or_refused(host: str) -> None:
 def test_files_that_do_not_fit_are_one_clear_line(made: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.pem").write_text("no certificate")
     make(tmp_path / "other", [])
-    for files in (
-        (tmp_path, None),
-        (tmp_path / "bad.pem", made / "server.key"),
-        (made / "server.pem", tmp_path / "other" / "server.key"),
+    for folder in (
+        tmp_path,
+        placed(tmp_path / "bad", tmp_path / "bad.pem", made / "server.key"),
+        placed(tmp_path / "mixed", made / "server.pem", tmp_path / "other" / "server.key"),
     ):
         with pytest.raises(InvalidValue, match="they must be a PEM certificate and its own key") as refused:
-            server_context(*files)
+            server_context(folder)
         assert "\n" not in str(refused.value)
     for ca in (tmp_path / "nothing", tmp_path / "bad.pem", made / "ca.key"):
-        with pytest.raises(InvalidValue, match=r"as a CA: .*; copy ca\.pem from the folder"):
-            worker_context(ca)
+        with pytest.raises(InvalidValue, match=r"cannot be read: .*; give a PEM file"):
+            trusted(ca)
     (tmp_path / "other" / "server.pem").write_text("no certificate")
     with pytest.raises(InvalidValue, match=r"cannot read .*server\.pem: .*; renew it with --host NAME"):
         renew(tmp_path / "other")
@@ -280,7 +287,7 @@ def test_a_key_with_a_pass_phrase_is_refused_and_not_asked_for(made: Path, tmp_p
     )
     (tmp_path / "locked.key").write_bytes(locked)
     with pytest.raises(InvalidValue, match="without a pass phrase"):
-        server_context(made / "server.pem", tmp_path / "locked.key")
+        server_context(placed(tmp_path / "locked", made / "server.pem", tmp_path / "locked.key"))
 
 
 WITHOUT = """
@@ -288,9 +295,10 @@ import sys
 sys.modules["cryptography"] = None
 from pathlib import Path
 from offbeat.errors import MissingExtra
-from offbeat.server.certificates import make, server_context, worker_context
+from offbeat.server.certificates import make, server_context
+from offbeat.worker.settings import trusted
 folder = Path(sys.argv[1])
-server_context(folder), worker_context(folder / "ca.pem"), worker_context()
+server_context(folder), trusted(folder / "ca.pem"), trusted(None)
 try:
     make(folder / "new", [])
 except MissingExtra as error:

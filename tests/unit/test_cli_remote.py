@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from offbeat.cli import main
 from offbeat.cli.remote import call, download_model
-from offbeat.worker.request_errors import RequestRefused, Unreachable
+from offbeat.worker.api_answers import RequestRefused, Unreachable
 from tests.unit.test_worker_http import Peer, said, served
 
 CERTIFICATE = "no certificate"

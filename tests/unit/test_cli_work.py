@@ -10,9 +10,8 @@ from offbeat.cli import main
 from offbeat.cli.work import make, outbox_of
 from offbeat.cli.work import work as command
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.worker.api_answers import Joined
+from offbeat.worker.api_answers import Joined, RequestRefused
 from offbeat.worker.loop import GaveUp
-from offbeat.worker.request_errors import RequestRefused
 from offbeat.worker.settings import WorkerSettings
 
 module = import_module("offbeat.cli.work")  # in its package, that name is the command
@@ -43,7 +42,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def joined(task: str, **settings: object) -> Joined:
-    return Joined(5, "5-a", 2, "r1", 1, task, dict(settings), "abc", 1000, 25.0, 60.0, "idle")
+    return Joined(5, "5-a", 2, "r1", 1, task, dict(settings), "abc", 25.0, 60.0, "idle")
 
 
 def test_workers_on_one_machine_have_folders_of_their_own() -> None:
@@ -54,7 +53,7 @@ def test_workers_on_one_machine_have_folders_of_their_own() -> None:
         ]
         first.close()
         with outbox_of(settings) as third:
-            assert (third.path, third.name()) == (first.path, first.name())
+            assert (third.path, third.name) == (first.path, first.name)
 
 
 def test_a_name_or_a_device_has_a_folder_of_its_own() -> None:
@@ -63,9 +62,9 @@ def test_a_name_or_a_device_has_a_folder_of_its_own() -> None:
         with pytest.raises(InvalidValue, match="give it with --dir"):
             outbox_of(WorkerSettings(server=SERVER, device=3))
     with outbox_of(WorkerSettings(server="http://[::1]:1", name="a/b")) as outbox:
-        assert (str(outbox.path), outbox.name()) == (".offbeat-work/__1-1-a%2Fb", "a/b")
+        assert (str(outbox.path), outbox.name) == (".offbeat-work/__1-1-a%2Fb", "a/b")
     with outbox_of(WorkerSettings(server=SERVER, name="w", folder=Path("here"))) as outbox:
-        assert (str(outbox.path), outbox.name()) == ("here", "w")
+        assert (str(outbox.path), outbox.name) == ("here", "w")
 
 
 def test_the_task_is_made_with_the_settings_of_the_server_and_without_its_warm_up() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from offbeat.data.archive import DataFile, DataSource
 from offbeat.data.cache import ready
-from offbeat.data.source import DataFile, DataSource
 from offbeat.errors import OffbeatError
 
 RNG = np.random.default_rng(0)

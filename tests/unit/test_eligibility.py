@@ -4,42 +4,32 @@ import os
 import re
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from offbeat.errors import InvalidValue, MissingExtra
 from offbeat.worker import eligibility
-from offbeat.worker.eligibility import Condition, Eligibility, System, conditions_of
+from offbeat.worker.eligibility import CONDITIONS, Eligibility, busy, conditions_of, metered, plugged_in
 
-ALL = frozenset(Condition)
-
-
-@dataclass
-class Facts:
-    """A device as a test wants it."""
-
-    load: float = 0.0
-    mains: bool | None = True
-    costs: bool = False
-
-    def busy(self) -> float:
-        return self.load
-
-    def plugged_in(self) -> bool | None:
-        return self.mains
-
-    def metered(self) -> bool:
-        return self.costs
+ALL = frozenset(CONDITIONS)
 
 
-class Broken(Facts):
-    """A device that cannot be asked."""
+def device(
+    monkeypatch: pytest.MonkeyPatch, *, load: float | Exception = 0.0, mains: bool | None = True, costs: bool = False
+) -> None:
+    """Make this machine a device as a test wants it."""
 
-    def busy(self) -> float:
-        raise PermissionError(13, "/proc is closed")
+    def busy() -> float:
+        if isinstance(load, Exception):
+            raise load
+        return load
+
+    monkeypatch.setattr(eligibility, "busy", busy)
+    monkeypatch.setattr(eligibility, "plugged_in", lambda: mains)
+    monkeypatch.setattr(eligibility, "metered", lambda: costs)
 
 
 def program(folder: Path, text: str, name: str = "gate") -> str:
@@ -55,7 +45,7 @@ def program(folder: Path, text: str, name: str = "gate") -> str:
 
 def test_conditions_are_read_by_name() -> None:
     assert conditions_of("idle,plugged-in,unmetered") == ALL
-    assert conditions_of(" idle , idle ") == {Condition.IDLE}
+    assert conditions_of(" idle , idle ") == {"idle"}
     assert conditions_of("") == conditions_of(" ") == frozenset()
 
 
@@ -68,34 +58,41 @@ def test_an_unknown_condition_is_refused_with_those_there_are(text: str) -> None
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        (Facts(), None),
-        (Facts(load=20.0), None),
-        (Facts(load=20.5), "other processes use 20 % of the processors, above 20 %"),
-        (Facts(mains=False), "the device runs on battery"),
-        (Facts(mains=None), "does not tell whether it is plugged in; leave plugged-in out"),
-        (Facts(costs=True), "the network is metered"),
-        (Broken(), "cannot tell whether the device is idle: .*/proc is closed; leave it out"),
+        ({}, None),
+        ({"load": 20.0}, None),
+        ({"load": 20.5}, "other processes use 20 % of the processors, above 20 %"),
+        ({"mains": False}, "the device runs on battery"),
+        ({"mains": None}, "does not tell whether it is plugged in; leave plugged-in out"),
+        ({"costs": True}, "the network is metered"),
+        (
+            {"load": PermissionError(13, "/proc is closed")},
+            "cannot tell whether the device is idle: .*/proc is closed; leave it out",
+        ),
     ],
 )
-def test_each_condition_holds_a_device_back(facts: Facts, reason: str | None) -> None:
-    why = Eligibility(ALL, probe=facts).why_not()
+def test_each_condition_holds_a_device_back(
+    facts: dict[str, Any], reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device(monkeypatch, **facts)
+    why = Eligibility(ALL).why_not()
     assert (why is None) == (reason is None)
     assert re.fullmatch(f".*{reason or ''}.*", why or ""), "one line that says it"
-    assert Eligibility(probe=facts).why_not() is None
+    assert Eligibility().why_not() is None
 
 
-def test_only_what_is_asked_for_counts() -> None:
-    facts = Facts(load=99.0, mains=False, costs=False)
-    assert Eligibility({Condition.UNMETERED}, probe=facts).why_not() is None
-    assert Eligibility({Condition.IDLE}, probe=facts, busy_max=99.0).why_not() is None
-    assert Eligibility({Condition.IDLE}, probe=facts, busy_max=98.0).why_not() is not None
+def test_only_what_is_asked_for_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    device(monkeypatch, load=99.0, mains=False, costs=False)
+    assert Eligibility({"unmetered"}).why_not() is None
+    for busy_max, eligible in ((99.0, True), (98.0, False)):
+        monkeypatch.setattr(eligibility, "BUSY_MAX", busy_max)
+        assert (Eligibility({"idle"}).why_not() is None) is eligible
 
 
-def test_every_call_looks_again() -> None:
-    facts = Facts()
-    eligible = Eligibility(ALL, probe=facts)
+def test_every_call_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    device(monkeypatch)
+    eligible = Eligibility(ALL)
     assert eligible.why_not() is None
-    facts.mains = False
+    device(monkeypatch, mains=False)
     assert eligible.why_not() is not None
 
 
@@ -120,11 +117,14 @@ def test_a_gate_gets_its_words_and_no_shell() -> None:
     assert why.endswith("['two words', '$HOME', ';', '*']")
 
 
-def test_a_gate_that_takes_too_long_ends_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_gate_that_takes_too_long_ends_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eligibility, "GATE_S", 2.0)
     pids = tmp_path / "pids"
     gate = program(tmp_path, f"sleep 60 &\necho $! $$ > {pids}\necho waiting\nwait")
     at = time.monotonic()
-    why = Eligibility(gate=gate, gate_s=2.0).why_not()
+    why = Eligibility(gate=gate).why_not()
     assert time.monotonic() - at < 20
     assert why == f"the gate {gate} took longer than 2 s: waiting"
     for pid in map(int, pids.read_text().split()):
@@ -159,9 +159,10 @@ def test_a_gate_may_leave_somebody_behind(tmp_path: Path) -> None:
         os.kill(int(pid.read_text()), 9)
 
 
-def test_a_gate_that_never_stops_talking_takes_no_memory(tmp_path: Path) -> None:
+def test_a_gate_that_never_stops_talking_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eligibility, "GATE_S", 2.0)
     gate = program(tmp_path, "yes " + "x" * 300)
-    why = Eligibility(gate=gate, gate_s=2.0).why_not()
+    why = Eligibility(gate=gate).why_not()
     assert why == f"the gate {gate} took longer than 2 s: " + "x" * 200
 
 
@@ -183,22 +184,24 @@ def test_a_gate_that_can_never_run_is_refused_at_once(gate: str) -> None:
         Eligibility(gate=gate)
 
 
-def test_a_gate_is_asked_last(tmp_path: Path) -> None:
+def test_a_gate_is_asked_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device(monkeypatch, mains=False)
     gate = program(tmp_path, f"touch {tmp_path / 'asked'}")
-    assert Eligibility({Condition.PLUGGED_IN}, gate, probe=Facts(mains=False)).why_not() is not None
+    assert Eligibility({"plugged-in"}, gate).why_not() is not None
     assert not (tmp_path / "asked").exists()
 
 
 # --- this machine ----------------------------------------------------------------------------------------------------
 
 
-def test_this_machine_answers_within_its_limits() -> None:
-    at, system = time.monotonic(), System(measure_s=0.2)
-    assert 0.0 <= system.busy() <= 100.0
-    assert system.plugged_in() in (True, False, None)
-    assert system.metered() in (True, False)
+def test_this_machine_answers_within_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eligibility, "MEASURE_S", 0.2)
+    at = time.monotonic()
+    assert 0.0 <= busy() <= 100.0
+    assert plugged_in() in (True, False, None)
+    assert metered() in (True, False)
     assert time.monotonic() - at < 30
-    why = Eligibility(ALL, probe=system).why_not()
+    why = Eligibility(ALL).why_not()
     assert why is None or "\n" not in why
 
 
@@ -221,7 +224,8 @@ def test_what_this_process_does_itself_is_not_counted(
     times = SimpleNamespace(perf_counter=lambda: clock.at, process_time=lambda: clock.own)
     monkeypatch.setattr(eligibility, "time", times)
     monkeypatch.setattr(eligibility, "os", SimpleNamespace(cpu_count=lambda: 4))
-    assert System(measure_s=0.25).busy() == pytest.approx(others)
+    monkeypatch.setattr(eligibility, "MEASURE_S", 0.25)
+    assert busy() == pytest.approx(others)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +234,7 @@ def test_what_this_process_does_itself_is_not_counted(
 )
 def test_mains_power(battery: object, answer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_psutil(monkeypatch, sensors_battery=lambda: battery)
-    assert System().plugged_in() is answer
+    assert plugged_in() is answer
 
 
 def test_a_system_that_knows_of_no_battery_is_on_mains_power(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,11 +242,11 @@ def test_a_system_that_knows_of_no_battery_is_on_mains_power(monkeypatch: pytest
         raise FileNotFoundError("/sys/class/power_supply")
 
     fake_psutil(monkeypatch)
-    assert System().plugged_in() is True
+    assert plugged_in() is True
     fake_psutil(monkeypatch, sensors_battery=hidden)
-    assert System().plugged_in() is True
+    assert plugged_in() is True
     fake_psutil(monkeypatch, sensors_battery=lambda: SimpleNamespace(power_plugged=None))
-    assert System().plugged_in() is None
+    assert plugged_in() is None
 
 
 @pytest.mark.parametrize(
@@ -263,18 +267,18 @@ def test_networks_are_metered_as_networkmanager_says(
     program(tmp_path, says, "nmcli")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(eligibility, "NMCLI_S", 0.5 if "sleep" in says else 30.0)
-    assert System().metered() is metered
+    assert eligibility.metered() is metered
 
 
 def test_without_networkmanager_every_network_is_unmetered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert System().metered() is False
+    assert metered() is False
 
 
 def test_missing_psutil_is_told_at_once_and_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psutil", None)
-    for needs in (Condition.IDLE, Condition.PLUGGED_IN):
+    for needs in ("idle", "plugged-in"):
         with pytest.raises(MissingExtra, match=r"psutil is not installed; run: pip install 'offbeat\[work\]'"):
             Eligibility({needs})
-    Eligibility({Condition.UNMETERED}).why_not()
+    Eligibility({"unmetered"}).why_not()
     assert Eligibility().why_not() is None

@@ -13,13 +13,13 @@ import pytest
 from offbeat.core.layout import Model
 from offbeat.hosting.task_process import TaskClosed, TaskDied, TaskFailed
 from offbeat.server import evaluator as evaluator_module
-from offbeat.server.evaluator import FILE, PIECE, Evaluator
+from offbeat.server.evaluator import FILE, Evaluator
 from offbeat.wire import body_of, header_of
 
 PATIENCE_S = 60.0
 MOMENT_S = 0.05
-SIZE = PIECE // 4 + 17
-"""So that a model is written in more than one piece."""
+SIZE = (1 << 18) + 17
+"""More than a file buffers."""
 
 Outcome = Mapping[str, float] | Exception
 
@@ -154,7 +154,7 @@ def test_a_version_becomes_the_last_while_it_is_under_way_and_none_is_measured_t
     child.answers.put({})
     assert evaluator.wait(PATIENCE_S)
     evaluator.put(5, model(5), last=True)
-    assert evaluator.idle()
+    assert evaluator.wait(0)
     assert [t for t, _ in told.done] == [4, 5]
 
 
@@ -214,7 +214,7 @@ def test_a_pause_is_kept_and_stopping_ends_it(child: Scripted, told: Told, tmp_p
     evaluator.put(2, model(2))
     assert told.failure() == (1, "gone (try 1 of 3)")  # it need not wait to be told
     assert child.rests()
-    assert not evaluator.idle()
+    assert not evaluator.wait(0)
     before = monotonic()
     evaluator.stop()
     assert monotonic() - before < PATIENCE_S
@@ -231,7 +231,7 @@ def test_stopping_abandons_what_is_under_way_and_closes_the_process(
     evaluator.put(2, model(2), last=True)
     evaluator.stop()
     evaluator.put(3, model(3))
-    assert evaluator.idle()
+    assert evaluator.wait(0)
     assert child.rests()
     assert (told.done, told.failed.empty()) == ([], True)
     assert not (tmp_path / FILE).exists()
@@ -246,8 +246,8 @@ def test_a_process_that_somebody_else_closed_is_a_failure(evaluator: Evaluator, 
 
 def test_it_is_idle_when_whoever_waits_has_been_told(child: Scripted, tmp_path: Path) -> None:
     seen: list[bool] = []
-    made = Evaluator(child, tmp_path, model(0).layout, lambda *_: seen.append(made.idle()), lambda *_: made.stop())
-    assert made.idle()
+    made = Evaluator(child, tmp_path, model(0).layout, lambda *_: seen.append(made.wait(0)), lambda *_: made.stop())
+    assert made.wait(0)
     made.put(1, model(1))
     assert not made.wait(MOMENT_S)
     child.answers.put({})

@@ -108,11 +108,8 @@ def as_logged(row: Row) -> dict[str, Any]:
     return facts
 
 
-@pytest.mark.parametrize("chatter", [False, True])
-def test_lines_are_the_rows_of_the_ledger(
-    ledger: Ledger, observers: list[Observer], tmp_path: Path, chatter: bool
-) -> None:
-    log = EventLog.open(str(tmp_path / "events.jsonl"), run="r1", chatter=chatter)
+def test_lines_are_the_rows_of_the_ledger(ledger: Ledger, observers: list[Observer], tmp_path: Path) -> None:
+    log = EventLog.open(str(tmp_path / "events.jsonl"), run="r1")
     observers.append(log.written)
     record(ledger, HAPPENED[:4])
     record(ledger, HAPPENED[4:])
@@ -122,7 +119,7 @@ def test_lines_are_the_rows_of_the_ledger(
     told = lines(tmp_path / "events.jsonl")
     assert [line.pop("run") for line in told] == ["r1"] * len(told)
     assert all(line.pop("logged_at").endswith("+00:00") for line in told)
-    assert told == [as_logged(row) for row in ledger.rows() if chatter or row.kind not in CHATTER]
+    assert told == [as_logged(row) for row in ledger.rows() if row.kind not in CHATTER]
     assert {line["kind"] for line in told} >= {"decided", "lost", "finished", "bad_update"}
     assert "digest" not in json.dumps([line for line in told if line["kind"] == "joined"])
 

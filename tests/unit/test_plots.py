@@ -16,17 +16,19 @@ from matplotlib.figure import Figure
 from offbeat import plots
 from offbeat.settings import Settings
 from offbeat.sim.compare import Comparison
-from offbeat.sim.curve import Point
+from offbeat.sim.curve import CurvePoint
 from offbeat.sim.run import Simulation
 from offbeat.sim.spec import Spec
 from tests.simulation.quadratic import Quadratic
 
 
-def curve(rate: float, length: int = 20, shift: float = 0.0) -> list[Point]:
-    return [Point(t, 2.0 * t, 10 * t, 1000 * t, {"accuracy": 1 - exp(-rate * t) + shift}) for t in range(length + 1)]
+def curve(rate: float, length: int = 20, shift: float = 0.0) -> list[CurvePoint]:
+    return [
+        CurvePoint(t, 2.0 * t, 10 * t, 1000 * t, {"accuracy": 1 - exp(-rate * t) + shift}) for t in range(length + 1)
+    ]
 
 
-def comparison(curves: dict[str, list[list[Point]]], task: str = "digits") -> Comparison:
+def comparison(curves: dict[str, list[list[CurvePoint]]], task: str = "digits") -> Comparison:
     seeds = range(1, 1 + len(next(iter(curves.values()))))
     return Comparison(Spec(task, tuple(seeds), {name: {} for name in curves}), curves, {})
 
@@ -99,7 +101,7 @@ def test_methods_of_very_different_length_share_a_logarithmic_axis() -> None:
 
 
 def test_what_cannot_be_drawn_is_a_gap(tmp_path: Path) -> None:
-    points = [Point(t, float(t), t, t, {"loss/top 5": value}) for t, value in enumerate((1.0, inf, nan, 2.0))]
+    points = [CurvePoint(t, float(t), t, t, {"loss/top 5": value}) for t, value in enumerate((1.0, inf, nan, 2.0))]
     result = comparison({"a": [points, points]})
     odd = Comparison(Spec("digits", (1, 2), {"a": {}}, metric="loss/top 5"), result.curves, {})
     names = {path.name for path in plots.comparison(tmp_path, odd)}

@@ -7,7 +7,7 @@ from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
 
 from offbeat.errors import InvalidValue
-from offbeat.server.proxy import address_of
+from offbeat.server.listener import address_of
 from offbeat.server.settings import AccessSettings, ServerSettings
 
 

@@ -34,10 +34,10 @@ def test_a_report_that_comes_too_late_is_dropped_and_counted() -> None:
     reports.due(39)
     reports.add(19, 1, {"loss": 1.0})
     reports.add(20, 1, {"loss": 2.0})
-    assert reports.late == 1
+    assert reports.dropped["late"] == 1
     assert reports.due(25) == []  # an older version opens nothing again
     reports.add(19, 1, {"loss": 1.0})
-    assert reports.late == 2
+    assert reports.dropped["late"] == 2
     assert reports.due(40) == [(20, {"loss": 2.0, COUNT: 1.0})]
 
 
@@ -47,7 +47,7 @@ def test_the_end_gives_out_what_is_left_and_nothing_comes_after_it() -> None:
     reports.add(31, 1, {"loss": 2.0})
     assert reports.finish() == [(15, {"loss": 1.0, COUNT: 1.0}), (31, {"loss": 2.0, COUNT: 1.0})]
     reports.add(32, 1, {"loss": 3.0})
-    assert (reports.late, reports.finish(), reports.due(100)) == (1, [], [])
+    assert (reports.dropped["late"], reports.finish(), reports.due(100)) == (1, [], [])
 
 
 def test_values_that_are_no_numbers_are_dropped_and_counted_and_the_others_stay() -> None:
@@ -56,26 +56,17 @@ def test_values_that_are_no_numbers_are_dropped_and_counted_and_the_others_stay(
     reports.add(0, 5, {"loss": inf, "accuracy": 0.75, "other": 10**400})
     reports.add(0, 5, {})
     assert reports.finish() == [(0, {"accuracy": 0.5, COUNT: 2.0})]
-    assert reports.not_finite == 3
-
-
-def test_too_few_reports_are_no_mean_of_anything() -> None:
-    reports = Reports(1, count_min=2)
-    reports.add(0, 5, {"loss": 1.0})
-    reports.add(1, 5, {"loss": 1.0})
-    reports.add(1, 5, {"loss": 2.0})
-    assert reports.due(3) == [(1, {"loss": 1.5, COUNT: 2.0})]
-    assert reports.too_few == 1
+    assert reports.dropped["not_finite"] == 3
 
 
 def test_no_worker_can_fill_the_memory() -> None:
     reports = Reports(1, buckets_max=3, names_max=2)
     for tau in range(10):
         reports.add(tau, 1, {f"name {n}": 1.0 for n in range(5)})
-    assert reports.overflowed == 7
-    assert reports.names_dropped == 30
+    assert reports.dropped["overflowed"] == 7
+    assert reports.dropped["nameless"] == 30
     reports.add(6, 1, {"loss": 1.0})  # its bucket made way
-    assert reports.late == 1
+    assert reports.dropped["late"] == 1
     assert [(tau, len(metrics)) for tau, metrics in reports.finish()] == [(7, 3), (8, 3), (9, 3)]
 
 
@@ -85,7 +76,7 @@ def test_the_number_of_reports_is_ours_to_say() -> None:
     assert reports.finish() == [(0, {COUNT: 1.0})]
 
 
-@pytest.mark.parametrize("limits", [{"every": 0}, {"every": 1, "count_min": 0}, {"every": 1, "buckets_max": 0}])
+@pytest.mark.parametrize("limits", [{"every": 0}, {"every": 1, "names_max": 0}, {"every": 1, "buckets_max": 0}])
 def test_limits_that_make_no_sense_are_refused(limits: dict[str, int]) -> None:
     with pytest.raises(InvalidValue, match="must be a whole number >= 1"):
         Reports(**limits)
@@ -142,11 +133,13 @@ def test_what_comes_out_is_what_went_in(
         else:
             sums[tau // every].append((tau, samples, metrics))
     out |= dict(reports.finish())
-    assert reports.late == late
+    assert reports.dropped["late"] == late
     assert out.keys() == {max(tau for tau, _, _ in bucket) for bucket in sums.values()}
     for bucket in sums.values():
         _same(out[max(tau for tau, _, _ in bucket)], bucket)
-    assert reports.not_finite == sum(not isfinite(v) for b in sums.values() for _, _, m in b for v in m.values())
+    assert reports.dropped["not_finite"] == sum(
+        not isfinite(v) for b in sums.values() for _, _, m in b for v in m.values()
+    )
 
 
 def _same(found: dict[str, float], bucket: list[tuple[int, int, dict[str, float]]]) -> None:

@@ -16,7 +16,7 @@ from offbeat.core.rules import Mix
 from offbeat.errors import InvalidValue, LayoutMismatch
 from offbeat.protocol.messages import Decision, Lease, MixUpdate, Outcome, PublishVersion
 from offbeat.server import mixer as mixer_module
-from offbeat.server.clock import Clock
+from offbeat.server.driver import Clock
 from offbeat.server.mixer import Mixer, MixOrder, next_pass
 from offbeat.server.update_store import DiskFull, UpdateStore, WrongDigest, WrongOffset
 from offbeat.server.version_store import VersionStore

@@ -498,7 +498,7 @@ def test_while_one_is_evaluated_the_newest_waits_and_stopping_leaves_nothing(
     until((tmp_path / "begun").exists)
     for t in range(2, 6):
         evaluator.put(t, small(value=float(t)), last=t == 4)
-    assert not evaluator.idle()
+    assert not evaluator.wait(0)
     (tmp_path / "go").touch()
     assert evaluator.wait(PATIENCE_S)
     assert done == [(1, {"mean": 1.0}), (4, {"mean": 4.0})]

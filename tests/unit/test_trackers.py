@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from math import isnan, log, nan
 from pathlib import Path
@@ -23,14 +23,13 @@ from offbeat.sim.curve import CURVE, read_curve
 from offbeat.sim.run import Simulation
 from offbeat.storage.json_file import write_json
 from offbeat.storage.ledger import Ledger
-from offbeat.storage.rows import Row
 from offbeat.storage.run_folder import RunFolder
 from offbeat.trackers import follower as follower_module
 from offbeat.trackers import mlflow as mlflow_module
-from offbeat.trackers.follower import Follower, Following, about, follow, follow_live
+from offbeat.trackers.follower import Follower, Following, description_of, follow, follow_live
 from offbeat.trackers.mlflow import BATCH, MLflow
-from offbeat.trackers.reading import PARTS, Reading
-from offbeat.trackers.sink import About, Point, Sink, Window, sink_of
+from offbeat.trackers.progress_reader import PARTS, ProgressReader
+from offbeat.trackers.sink import RunDescription, Sink, TrackedPoint, UpdateWindow, sink_of
 from offbeat.trackers.tensorboard import TensorBoard
 from tests.simulation.quadratic import Quadratic
 
@@ -50,21 +49,21 @@ class Heard:
     """A tracker that remembers."""
 
     def __init__(self) -> None:
-        self.reports: list[Point | Window] = []
-        self.about: About | None = None
+        self.reports: list[TrackedPoint | UpdateWindow] = []
+        self.run: RunDescription | None = None
         self.summary: Mapping[str, Any] | None = None
         self.flushed = self.closed = 0
         self.fails_at: int | None = None
         self.changed = threading.Event()
 
-    def begin(self, about: About) -> int:
-        self.about = about
+    def begin(self, run: RunDescription) -> int:
+        self.about = run
         return len(self.reports)
 
-    def metrics(self, point: Point) -> None:
+    def metrics(self, point: TrackedPoint) -> None:
         self._hear(point)
 
-    def updates(self, window: Window) -> None:
+    def updates(self, window: UpdateWindow) -> None:
         self._hear(window)
 
     def flush(self) -> None:
@@ -78,7 +77,7 @@ class Heard:
     def close(self) -> None:
         self.closed += 1
 
-    def _hear(self, report: Point | Window) -> None:
+    def _hear(self, report: TrackedPoint | UpdateWindow) -> None:
         if len(self.reports) == self.fails_at:
             raise ConnectionError("the tracker is away")
         self.reports.append(report)
@@ -87,12 +86,12 @@ class Heard:
         return self.summary is not None
 
     @property
-    def points(self) -> list[Point]:
-        return [report for report in self.reports if isinstance(report, Point)]
+    def points(self) -> list[TrackedPoint]:
+        return [report for report in self.reports if isinstance(report, TrackedPoint)]
 
     @property
-    def windows(self) -> list[Window]:
-        return [report for report in self.reports if isinstance(report, Window)]
+    def windows(self) -> list[UpdateWindow]:
+        return [report for report in self.reports if isinstance(report, UpdateWindow)]
 
 
 def heard(folder: Path) -> Heard:
@@ -154,7 +153,11 @@ def test_an_old_version_that_is_evaluated_late_has_its_own_numbers(tmp_path: Pat
         for t in (0, 20, 7):
             folder.ledger().record(Evaluated(9.0, t, {"loss": float(t)}), [])
     points = _interrupted(tmp_path / "run").points
-    assert points == [Point(0, 0.0, 0, {"loss": 0}), Point(20, 2.0, 60, {"loss": 20}), Point(7, 0.7, 21, {"loss": 7})]
+    assert points == [
+        TrackedPoint(0, 0.0, 0, {"loss": 0}),
+        TrackedPoint(20, 2.0, 60, {"loss": 20}),
+        TrackedPoint(7, 0.7, 21, {"loss": 7}),
+    ]
 
 
 def _interrupted(folder: Path) -> Heard:
@@ -171,22 +174,23 @@ def test_what_is_committed_while_others_read_is_read_the_next_time(
         mine = folder.ledger()
         decided(mine, 5)
         mine.flush()
-        rows, pending = Ledger.rows, [6]
+        select, pending = Ledger.select, [6]
 
-        def while_another_writes(ledger: Ledger, kind: str, after: int) -> Iterator[Row]:
-            if kind == "published" and pending:
+        def while_another_writes(ledger: Ledger, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+            if "'published'" in query and pending:
                 decided(mine, 5, pending.pop())
                 mine.record(Evaluated(9.0, 10, {"loss": 0.5}), [])
                 mine.flush()
-            yield from rows(ledger, kind, after)
+            return select(ledger, query, values)
 
-        monkeypatch.setattr(Ledger, "rows", while_another_writes)
-        reading = Reading()
+        monkeypatch.setattr(Ledger, "select", while_another_writes)
+        reader = ProgressReader()
         with RunFolder.open(tmp_path / "run").ledger() as ledger:
-            first, second = list(reading.news(ledger)), list(reading.news(ledger))
+            first, second = reader.news(ledger), reader.news(ledger)
+    assert not pending
     assert [report.t for report in first] == [1, 2, 3, 4, 5]
     assert [report.t for report in second] == [6, 7, 8, 9, 10, 10]
-    assert second[-1] == Point(10, 1.0, 30, {"loss": 0.5})
+    assert second[-1] == TrackedPoint(10, 1.0, 30, {"loss": 0.5})
 
 
 def test_the_last_window_is_told_when_the_run_is_finished(tmp_path: Path) -> None:
@@ -267,13 +271,13 @@ def test_a_folder_without_a_ledger_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_run_is_known_by_its_folder_and_its_beginning(run: Path, tmp_path: Path) -> None:
-    mine = about(RunFolder.open(run))
+    mine = description_of(RunFolder.open(run))
     assert mine.name == "small"
     assert mine.settings["rule"] == "fedasync"
     assert mine.begun_at == pytest.approx((run / "settings.json").stat().st_mtime)
     with RunFolder.begin(tmp_path / "small", mine.settings):
         pass
-    assert about(RunFolder.open(tmp_path / "small")).key != mine.key
+    assert description_of(RunFolder.open(tmp_path / "small")).key != mine.key
 
 
 def test_a_live_follower_stays_until_the_run_is_over(run: Path, tmp_path: Path) -> None:
@@ -421,10 +425,10 @@ def test_two_runs_of_one_name_are_two_runs_in_tensorboard(run: Path, tmp_path: P
 
 def test_a_window_without_applied_updates_and_a_diverged_metric_are_shown(tmp_path: Path) -> None:
     sink = TensorBoard(str(tmp_path))
-    assert sink.begin(About("odd", "k", 1e9, {"none": None, "list": [1, 2], "on": True})) == 0
-    sink.updates(Window(3, 1.0, (), (), 4))
-    sink.updates(Window(4, 1.5, (2, 2, 2), (0.5, 0.5, 0.5), 0))
-    sink.metrics(Point(4, 1.5, 9, {"loss": nan}))
+    assert sink.begin(RunDescription("odd", "k", 1e9, {"none": None, "list": [1, 2], "on": True})) == 0
+    sink.updates(UpdateWindow(3, 1.0, (), (), 4))
+    sink.updates(UpdateWindow(4, 1.5, (2, 2, 2), (0.5, 0.5, 0.5), 0))
+    sink.metrics(TrackedPoint(4, 1.5, 9, {"loss": nan}))
     sink.flush()
     live = accumulated(tmp_path / "odd")
     sink.close()
@@ -514,15 +518,15 @@ def test_in_mlflow_another_follower_goes_on_where_one_was_cut_off(
 def test_mlflow_takes_many_numbers_odd_names_and_nan(store: str) -> None:
     sink = MLflow(store)
     odd = {f"setting {i} (%)": "x" * 10_000 for i in range(150)} | {"none": None, "nested": {"a": [1]}}
-    assert sink.begin(About("odd", "it's", 1e9, odd)) == 0
-    sink.metrics(Point(1, 0.5, 3, {"top-5 (%)": 0.5, "../loss": nan, "": 1.0, "a//b": 2.0, "..": 3.0}))
-    sink.metrics(Point(2, 0.6, 3, {f"m{i}": float(i) for i in range(2 * BATCH + 5)}))
-    sink.updates(Window(2, 0.7, (), (), 1))
+    assert sink.begin(RunDescription("odd", "it's", 1e9, odd)) == 0
+    sink.metrics(TrackedPoint(1, 0.5, 3, {"top-5 (%)": 0.5, "../loss": nan, "": 1.0, "a//b": 2.0, "..": 3.0}))
+    sink.metrics(TrackedPoint(2, 0.6, 3, {f"m{i}": float(i) for i in range(2 * BATCH + 5)}))
+    sink.updates(UpdateWindow(2, 0.7, (), (), 1))
     sink.flush()
     sink.flush()
     sink.close()
     again = MLflow(store)
-    assert again.begin(About("odd", "it's", 1e9, odd)) == 3
+    assert again.begin(RunDescription("odd", "it's", 1e9, odd)) == 3
     _, (found,) = runs_of(store, "odd")
     metrics = dict(found.data.metrics)
     assert isnan(metrics.pop("_.._loss"))
@@ -535,7 +539,7 @@ def test_mlflow_takes_many_numbers_odd_names_and_nan(store: str) -> None:
 @pytest.mark.slow  # MLflow takes seconds to make its store
 def test_the_experiment_is_the_one_that_mlflow_is_told(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
-    MLflow(store).begin(About("elsewhere", "k", 1e9, {}))
+    MLflow(store).begin(RunDescription("elsewhere", "k", 1e9, {}))
     assert runs_of(store, "elsewhere")[1] == []
 
 

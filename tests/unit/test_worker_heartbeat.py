@@ -15,10 +15,9 @@ import pytest
 
 from offbeat.core.layout import Layout, Model
 from offbeat.storage.disk import Disk
-from offbeat.worker.api_answers import Acknowledgement, AskAnswer, Joined, LeasedTask
+from offbeat.worker.api_answers import Acknowledgement, AskAnswer, Joined, LeasedTask, Unreachable
 from offbeat.worker.api_client import OtherRun
 from offbeat.worker.download import Patience
-from offbeat.worker.request_errors import Unreachable
 from tests.unit.test_worker_loop import (
     ACK,
     FINISHED,
@@ -248,13 +247,13 @@ def test_another_thread_can_stop_a_worker(tmp_path: Path) -> None:
 def test_the_second_signal_ends_the_process_at_once() -> None:
     program = """
 import os, signal, sys
-from offbeat.worker.interrupts import Interrupts, StopRequested
+from offbeat.worker.interrupts import Interrupts, WorkerStopped
 with Interrupts() as interrupts:
     try:
         with interrupts.allowed():
             os.kill(os.getpid(), signal.SIGTERM)
             while True: pass
-    except StopRequested:
+    except WorkerStopped:
         print("stopping", flush=True)
         os.kill(os.getpid(), signal.SIG%s)
         while True: pass

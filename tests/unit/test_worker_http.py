@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from offbeat.worker.api_answers import RequestRefused, Unreachable
 from offbeat.worker.http_client import JSON_MAX, HttpClient
-from offbeat.worker.request_errors import RequestRefused, Unreachable
 from offbeat.worker.settings import Address, Timeouts
 
 SLOW = Timeouts(connect_s=10, answer_s=10, continue_s=10, piece_s=10)

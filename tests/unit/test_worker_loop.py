@@ -15,15 +15,14 @@ from offbeat.errors import LayoutMismatch, OffbeatError
 from offbeat.storage.disk import Disk, Output
 from offbeat.task import Trained, Work
 from offbeat.wire import unpack
-from offbeat.worker.api_answers import Acknowledgement, AskAnswer, Joined, LeasedTask
+from offbeat.worker.api_answers import Acknowledgement, AskAnswer, Joined, LeasedTask, RequestRefused, Unreachable
 from offbeat.worker.api_client import ApiClient, Hello, OtherRun
-from offbeat.worker.backoff import Backoff
 from offbeat.worker.download import Patience
 from offbeat.worker.eligibility import Eligibility
 from offbeat.worker.http_client import HttpClient
 from offbeat.worker.loop import GaveUp, Worker
 from offbeat.worker.outbox import Finished, Journal, Outbox
-from offbeat.worker.request_errors import RequestRefused, Unreachable
+from offbeat.worker.retrying import Backoff
 from offbeat.worker.settings import Address, WorkerSettings
 
 X = Model.of({"x": np.zeros(10, np.float32)})
@@ -34,7 +33,7 @@ FINISHED = AskAnswer("finished", reason="epochs reached")
 
 
 def joined(run: str = "r1", session: str = "5-a", state: str = "idle", layout: Layout = X.layout) -> Joined:
-    return Joined(5, session, 2, run, 1, "task", {}, layout.fingerprint, 1000, 25.0, 0.05, state)
+    return Joined(5, session, 2, run, 1, "task", {}, layout.fingerprint, 25.0, 0.05, state)
 
 
 def lease(task: int = 3) -> AskAnswer:
@@ -51,12 +50,6 @@ class Unconnected(ApiClient):
     def __init__(self) -> None:
         super().__init__(HttpClient(Address("127.0.0.1", 1, tls=False)), Hello("w", "task"))
 
-    def abort(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
 
 class Beats(Unconnected):
     """The heartbeat's client; what a script says after its end is said again and again."""
@@ -70,7 +63,7 @@ class Beats(Unconnected):
     def joined(self) -> Joined:
         return joined()
 
-    def heartbeat(self, task: int, progress: float | None = None) -> None:  # noqa: ARG002
+    def heartbeat(self, task: int) -> None:
         self.calls.append(f"heartbeat {task}")
         try:
             if self.script:
@@ -100,6 +93,7 @@ class Scripted(Unconnected):
         self.calls: list[str] = []
         self.pushed: list[Model] = []
         self.hurried: list[float] = []
+        self.http.hurry = self.hurried.append  # type: ignore[assignment,method-assign]
         self.beats = beats or Beats()
         self.known = ""
 
@@ -143,9 +137,6 @@ class Scripted(Unconnected):
 
     def leave(self) -> None:
         self._next("leave")
-
-    def hurry(self, seconds: float) -> None:
-        self.hurried.append(seconds)
 
 
 class Plus:
@@ -198,7 +189,7 @@ class Case:
             WorkerSettings(server="http://127.0.0.1:1", eligible_every_s=0.01, **settings),
             eligibility=self.eligibility,
             journal=self.journal,
-            backoff=lambda: Backoff(self.first_s, 60, factor=1, rng=random.Random(1)),  # noqa: S311 (jitter)
+            backoff=lambda: Backoff(self.first_s, self.first_s, random.Random(1).random),  # noqa: S311 (jitter)
             say=self.lines.append,
             describe=lambda error: f"{type(error).__name__}: {error}",
         )
@@ -219,7 +210,7 @@ class Case:
 
 def keep(folder: Path, run: str = "r1", task: int = 2) -> None:
     with Outbox(folder / "outbox") as outbox:
-        outbox.keep(run, task, X, samples=50, gradients=6, metrics={})
+        outbox.keep(run, task, X, Trained(50, 6))
 
 
 # --- working ---------------------------------------------------------------------------------------------------------

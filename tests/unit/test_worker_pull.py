@@ -13,11 +13,10 @@ import safetensors.numpy
 from offbeat.core.layout import Model
 from offbeat.errors import LayoutMismatch
 from offbeat.wire import BadPayload, body_of, header_of
-from offbeat.worker.api_answers import LeasedTask
+from offbeat.worker.api_answers import LeasedTask, RequestRefused, Unreachable
 from offbeat.worker.api_client import ApiClient, Hello
 from offbeat.worker.download import pull
 from offbeat.worker.http_client import HttpClient
-from offbeat.worker.request_errors import RequestRefused, Unreachable
 from offbeat.worker.settings import Address, WorkerSettings
 from tests.unit.test_worker_api_client import DATA, finished_in, joining, takes, working
 from tests.unit.test_worker_http import CONTINUE, LONG_S, QUICK, SLOW, Connection, Peer, said, served, speaking
@@ -227,7 +226,7 @@ def test_everything_works_through_tls(tmp_path: Path, certificates: Path, tls: s
         assert same(pull(calls.http, "/v1/models/7", X.layout, patient(0)))
         assert calls.push(finished_in(tmp_path)).t == 9
         assert same(pull(calls.http, "/v1/models/7", X.layout, patient(1)))
-        calls.close()
+        calls.http.close()
     assert bodies == [DATA]
 
 
@@ -248,7 +247,7 @@ def test_an_early_answer_is_heard_through_tls(tmp_path: Path, certificates: Path
         with pytest.raises(RequestRefused) as refused:
             calls.push(finished_in(tmp_path))
         heard.set()
-        calls.close()
+        calls.http.close()
     assert refused.value.error == "too_long"
 
 

@@ -21,7 +21,7 @@ from offbeat.sim.run import Run, Simulation
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import Row
 from offbeat.web.app import make_app, mount, mount_runs
-from offbeat.web.reading import Reading
+from offbeat.web.run_reader import RunReader
 from offbeat.web.runs import Runs
 from tests.server.serving import PATIENCE_S, Answered
 from tests.simulation.quadratic import Quadratic
@@ -159,7 +159,7 @@ def page_of(folder: Path, **options: Any) -> Callable[[], web.Application]:
 
     def make() -> web.Application:
         app = make_app()
-        mount(app, Reading(folder), **options)
+        mount(app, RunReader(folder), **options)
         return app
 
     return make

@@ -14,9 +14,9 @@ from aiohttp.web import Response
 from offbeat.server.access import Role, TokenBook
 from offbeat.server.refusals import Refusal
 from offbeat.web.app import OF_RUN, OF_SITE
-from offbeat.web.login import COOKIE, TRIES_MAX, TRIES_S, Door
+from offbeat.web.login import COOKIE, TRIES_MAX, TRIES_S, PageAccess
+from offbeat.web.login_sessions import SESSION_S
 from offbeat.web.pages import POLICY
-from offbeat.web.visits import SESSION_S
 from tests.web.looking import Visitor, opened, page_of, simulated
 
 PAGES = ("/", "/asynchrony", "/workers", "/updates", "/updates/3", "/compare")
@@ -262,19 +262,19 @@ def book(tmp_path: Path, clock: Clock) -> TokenBook:
     return TokenBook(tmp_path / "tokens.json", clock)
 
 
-def entered(door: Door, token: str) -> str:
+def entered(door: PageAccess, token: str) -> str:
     """The cookie."""
     response = Response()
     door.log_in(make_mocked_request("POST", "/login"), token, response)
     return response.cookies[COOKIE].value
 
 
-def role(door: Door, cookie: str) -> Role | None:
+def role(door: PageAccess, cookie: str) -> Role | None:
     return door.visitor(make_mocked_request("GET", "/", headers={"Cookie": f"{COOKIE}={cookie}"})).role
 
 
 def test_sessions_end(book: TokenBook, clock: Clock) -> None:
-    door = Door(book, now=clock)
+    door = PageAccess(book, now=clock)
     cookie = entered(door, book.add("eye", Role.VIEWER))
     clock.now = SESSION_S - 1
     assert role(door, cookie) is Role.VIEWER
@@ -283,7 +283,7 @@ def test_sessions_end(book: TokenBook, clock: Clock) -> None:
 
 
 def test_a_revoked_token_ends_its_sessions(book: TokenBook, clock: Clock) -> None:
-    door = Door(book, now=clock)
+    door = PageAccess(book, now=clock)
     cookie = entered(door, book.add("boss", Role.ADMIN))
     assert role(door, cookie) is Role.ADMIN
     book.revoke("boss")
@@ -294,8 +294,8 @@ def test_a_revoked_token_ends_its_sessions(book: TokenBook, clock: Clock) -> Non
 def test_there_are_not_more_sessions_than_there_may_be(
     book: TokenBook, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offbeat.web.visits.SESSIONS_MAX", 5)
-    door, token = Door(book, now=clock), book.add("eye", Role.VIEWER)
+    monkeypatch.setattr("offbeat.web.login_sessions.SESSIONS_MAX", 5)
+    door, token = PageAccess(book, now=clock), book.add("eye", Role.VIEWER)
     first = entered(door, token)
     later = [entered(door, token) for _ in range(5)]
     assert role(door, first) is None
@@ -304,13 +304,13 @@ def test_there_are_not_more_sessions_than_there_may_be(
 
 def test_a_server_that_is_started_again_knows_its_visitors(book: TokenBook, clock: Clock) -> None:
     token = book.add("eye", Role.VIEWER)
-    first = Door(book, now=clock)
+    first = PageAccess(book, now=clock)
     stays, goes = entered(first, token), entered(first, token)
     first.log_out(make_mocked_request("POST", "/logout", headers={"Cookie": f"{COOKIE}={goes}"}), Response())
     file = book.path.with_name("sessions.json")
     assert file.stat().st_mode & 0o777 == 0o600
     assert not any(secret in file.read_text() for secret in (stays, goes, token))
-    second = Door(book, now=clock)
+    second = PageAccess(book, now=clock)
     assert (role(second, stays), role(second, goes)) == (Role.VIEWER, None)
     request = make_mocked_request("GET", "/", headers={"Cookie": f"{COOKIE}={stays}"})
     assert first.visitor(request).csrf == second.visitor(request).csrf is not None
@@ -322,7 +322,7 @@ def test_a_server_that_is_started_again_knows_its_visitors(book: TokenBook, cloc
 @pytest.mark.parametrize("sessions", ["", "[[1]]", '{"a": 3}', '[["a", "b", "c"]]'])
 def test_a_damaged_file_of_sessions_keeps_nobody_out(book: TokenBook, clock: Clock, sessions: str) -> None:
     book.path.with_name("sessions.json").write_text(f'{{"sessions": {sessions}}}')
-    door = Door(book, now=clock)
+    door = PageAccess(book, now=clock)
     assert role(door, "x") is None
     assert role(door, entered(door, book.add("eye", Role.VIEWER))) is Role.VIEWER
 
@@ -330,14 +330,14 @@ def test_a_damaged_file_of_sessions_keeps_nobody_out(book: TokenBook, clock: Clo
 def test_where_sessions_cannot_be_written_they_last_as_long_as_the_server(book: TokenBook, clock: Clock) -> None:
     token = book.add("eye", Role.VIEWER)
     book.path.with_name("sessions.json").mkdir()
-    door = Door(book, now=clock)
+    door = PageAccess(book, now=clock)
     cookie = entered(door, token)
     assert role(door, cookie) is Role.VIEWER
-    assert role(Door(book, now=clock), cookie) is None
+    assert role(PageAccess(book, now=clock), cookie) is None
 
 
 def test_who_tries_too_often_must_wait(book: TokenBook, clock: Clock) -> None:
-    door, token = Door(book, now=clock), book.add("eye", Role.VIEWER)
+    door, token = PageAccess(book, now=clock), book.add("eye", Role.VIEWER)
     for _ in range(TRIES_MAX):
         with pytest.raises(Refusal, match="not known"):
             entered(door, "guessed")
@@ -351,7 +351,7 @@ def test_who_tries_too_often_must_wait(book: TokenBook, clock: Clock) -> None:
 def test_under_tls_the_cookie_is_secure(book: TokenBook, clock: Clock) -> None:
     response = Response()
     token = book.add("eye", Role.VIEWER)
-    Door(book, tls=True, now=clock).log_in(make_mocked_request("POST", "/login"), token, response)
+    PageAccess(book, tls=True, now=clock).log_in(make_mocked_request("POST", "/login"), token, response)
     assert response.cookies[COOKIE]["secure"] is True
 
 
@@ -359,7 +359,7 @@ def test_under_tls_the_cookie_is_secure(book: TokenBook, clock: Clock) -> None:
 def test_behind_a_proxy_that_speaks_tls_the_cookie_is_secure(book: TokenBook, said: str, secure: bool) -> None:
     token = book.add("eye", Role.VIEWER)
     request = make_mocked_request("POST", "/login", headers={"X-Forwarded-Proto": said})
-    door, entered, left = Door(book), Response(), Response()
+    door, entered, left = PageAccess(book), Response(), Response()
     door.log_in(request, token, entered)
     door.log_out(request, left)
     for response in (entered, left):
@@ -368,7 +368,7 @@ def test_behind_a_proxy_that_speaks_tls_the_cookie_is_secure(book: TokenBook, sa
 
 @pytest.mark.parametrize("behind_proxy", [False, True])
 def test_behind_a_proxy_only_the_address_that_tries_too_often_waits(book: TokenBook, behind_proxy: bool) -> None:
-    door, token = Door(book, behind_proxy=behind_proxy), book.add("eye", Role.VIEWER)
+    door, token = PageAccess(book, behind_proxy=behind_proxy), book.add("eye", Role.VIEWER)
 
     def entered_from(address: str, token: str) -> Response:
         headers, transport = {"X-Forwarded-For": f"198.51.100.7, {address}"}, Mock()
@@ -390,7 +390,7 @@ def test_behind_a_proxy_only_the_address_that_tries_too_often_waits(book: TokenB
 
 
 def test_tokens_that_cannot_be_read_let_nobody_in(book: TokenBook, clock: Clock) -> None:
-    door = Door(book, now=clock)
+    door = PageAccess(book, now=clock)
     cookie = entered(door, book.add("eye", Role.VIEWER))
     book.path.write_text("{")
     clock.now = 5.0

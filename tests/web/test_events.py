@@ -11,7 +11,7 @@ from aiohttp import web
 from offbeat.server.access import Role, TokenBook
 from offbeat.sim.run import Simulation
 from offbeat.web.app import make_app, mount
-from offbeat.web.reading import Reading
+from offbeat.web.run_reader import RunReader
 from offbeat.web.site import Site
 from tests.server.serving import PATIENCE_S
 from tests.web.looking import Listener, Visitor, opened, page_of, simulated
@@ -57,7 +57,7 @@ def test_who_listens_hears_that_the_run_moved(slow: Slow) -> None:
 
     def make() -> web.Application:
         app = make_app()
-        sites.append(mount(app, Reading(slow.folder)))
+        sites.append(mount(app, RunReader(slow.folder)))
         return app
 
     with opened(make) as visitor:
@@ -125,7 +125,7 @@ def test_there_are_not_more_listeners_than_there_may_be(tmp_path: Path, monkeypa
 
 def test_a_revoked_token_ends_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     simulated(tmp_path / "run")
-    monkeypatch.setattr("offbeat.web.events.KEEP_ALIVE_S", 0.1)
+    monkeypatch.setattr("offbeat.web.run_watch.KEEP_ALIVE_S", 0.1)
     book = TokenBook.begin(tmp_path / "tokens.json")
     token = book.add("eye", Role.VIEWER)
 

@@ -14,9 +14,9 @@ from offbeat.settings import Settings
 from offbeat.sim.run import Simulation
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import KINDS, NewRow, Row, RowShape
-from offbeat.web import asynchrony, overview, updates, workers
-from offbeat.web.reading import Reading
-from offbeat.web.shown import Answer
+from offbeat.web import asynchrony, overview, update_list, workers
+from offbeat.web.run_reader import RunReader
+from offbeat.web.shown import PackedJson
 from tests.simulation.quadratic import Quadratic
 from tests.web.looking import Told, opened, page_of, rows_of
 
@@ -60,7 +60,7 @@ def test_answers_are_small(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_every_number_is_right(folder: Path) -> None:
-    reading, told = Reading(folder), Told(rows_of(folder))
+    reading, told = RunReader(folder), Told(rows_of(folder))
     reading.refresh()
     found, drawn = overview.overview(reading), asynchrony.asynchrony(reading)
     assert found["rejected"] == told.rejected()
@@ -76,7 +76,7 @@ def test_every_number_is_right(folder: Path) -> None:
     assert len(drawn["in_flight"]) == 500
     tasks = Counter(row.worker for row in told.kind("leased"))
     applied = Counter(row.worker for row in told.applied)
-    pages = (workers.workers(reading, workers.Wanted(page=page, size=500)) for page in range(1, 11))
+    pages = (workers.workers(reading, workers.WorkerQuery(page=page, size=500)) for page in range(1, 11))
     everybody = [worker for page in pages for worker in page["workers"]]
     assert {w["worker"]: (w["tasks"], w["applied"]) for w in everybody} == {
         number: (tasks[number], applied[number]) for number in range(DEVICES)
@@ -94,7 +94,7 @@ def test_an_open_page_costs_little(folder: Path, tmp_path: Path) -> None:
     (live / "ledger.sqlite").write_bytes((folder / "ledger.sqlite").read_bytes())
     with Ledger.open(live / "ledger.sqlite") as ledger:
         ledger.truncate_after(keep)
-        reading = Reading(live)
+        reading = RunReader(live)
         first = _looked(reading)
         later = [row for row in rows if row.sequence > keep]
         seconds, share = 20, len(later) // 20
@@ -102,7 +102,7 @@ def test_an_open_page_costs_little(folder: Path, tmp_path: Path) -> None:
         for second in range(seconds):
             _append(ledger, later[second * share : (second + 1) * share])
             spent += _looked(reading)
-    assert reading.tally.applied > EPOCHS - 200
+    assert reading.fold.applied > EPOCHS - 200
     assert first > FIRST_LOOK_MIN * spent / seconds
 
 
@@ -112,11 +112,11 @@ def _append(ledger: Ledger, rows: list[Any]) -> None:
     ledger.flush()
 
 
-def _looked(reading: Reading) -> float:
+def _looked(reading: RunReader) -> float:
     """Seconds of a processor for one look at the heaviest view, and at the overview."""
     begun = process_time()
     reading.refresh(0.0)
-    Answer.of(overview.overview(reading))
-    Answer.of(asynchrony.asynchrony(reading))
-    Answer.of(updates.updates(reading, updates.Wanted(worker="77")))
+    PackedJson.of(overview.overview(reading))
+    PackedJson.of(asynchrony.asynchrony(reading))
+    PackedJson.of(update_list.updates(reading, update_list.UpdateQuery(worker="77")))
     return process_time() - begun

@@ -13,7 +13,7 @@ import pytest
 from offbeat.cli.standing import run_folders
 from offbeat.errors import InvalidValue
 from offbeat.web.runs import READINGS_MAX, Runs, names_of
-from offbeat.web.ui import Ui
+from offbeat.web.ui_server import Ui
 from tests.web.looking import Visitor, opened, runs_of, simulated
 
 

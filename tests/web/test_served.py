@@ -13,7 +13,8 @@ from offbeat.server.access import TOKENS, Role, TokenBook
 from offbeat.server.server import ServeOptions
 from offbeat.server.settings import AccessSettings
 from offbeat.web.pages import POLICY
-from offbeat.web.served import furnish
+from offbeat.web.served_page import furnish
+from offbeat.worker.settings import trusted
 from tests.server import serving as served
 from tests.server.serving import Running, Worker, serving
 from tests.server.speaking import file_of, ones, refused, until
@@ -131,7 +132,7 @@ def test_tokens_over_tls(tmp_path: Path) -> None:
     certificates.make(access, ["localhost"])
     book = TokenBook.begin(access / TOKENS)
     tokens = book.add_all({"eye": Role.VIEWER, "boss": Role.ADMIN})
-    trust = certificates.worker_context(access / certificates.CA_CERT)
+    trust = trusted(access / certificates.CA_CERT)
     with serving(tmp_path, {"epochs": 5}, {"host": "localhost"}, access=AccessSettings(access)) as running:
         nobody = As(running.server, running.folder, running.url, trust)
         for path in ("/overview.json", "/workers.json", "/events", "/runs.json"):
@@ -156,6 +157,6 @@ def test_beyond_this_machine_without_tokens_nothing_is_shown(tmp_path: Path, whe
         assert here.call("GET", "/v1/status").status == 200, "workers and --insecure are another matter"
         for path in ("/", "/workers", "/overview.json", "/workers.json", "/updates/1.json", "/events", "/session.json"):
             answer = here.call("GET", path)
-            assert (answer.status, b"shown to nobody here" in answer.body) == (403, True), path
+            assert (answer.status, b"not shown here" in answer.body) == (403, True), path
         assert here.call("POST", "/workers/0/quarantine").status == 403
         assert here.call("GET", "/metrics").status == 403

@@ -12,8 +12,8 @@ from offbeat.errors import InvalidValue
 from offbeat.sim.curve import read_curve
 from offbeat.sim.run import Run, Simulation
 from offbeat.storage.json_file import read_json
-from offbeat.web import asynchrony, comparison, overview, updates, workers
-from offbeat.web.reading import Reading
+from offbeat.web import asynchrony, overview, side_by_side, update_list, workers
+from offbeat.web.run_reader import RunReader
 from tests.web.looking import DEVICES, SOME, Told, rows_of, simulated
 
 
@@ -22,7 +22,7 @@ class Looked:
 
     def __init__(self, folder: Path, run: Run) -> None:
         self.folder, self.run = folder, run
-        self.reading = Reading(folder)
+        self.reading = RunReader(folder)
         self.reading.refresh()
         self.told = Told(rows_of(folder))
 
@@ -114,7 +114,7 @@ def test_the_rate_of_a_long_run_forgets_its_beginning(tmp_path: Path) -> None:
 
 def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
     looked = Looked(tmp_path / "run", simulated(tmp_path / "run", epochs=3, lease_s=float("inf")))
-    story = updates.story(looked.reading, 1)
+    story = update_list.story(looked.reading, 1)
     assert story["story"][0]["facts"]["deadline"] is None
     json.dumps([overview.overview(looked.reading), asynchrony.asynchrony(looked.reading), story], allow_nan=False)
 
@@ -122,7 +122,7 @@ def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
 # --- health and the time to the end: a run that is under way ---------------------------------------------------------
 
 
-class Pretended(Reading):
+class Pretended(RunReader):
     """A served run whose facts the test sets."""
 
     state = "running"
@@ -137,25 +137,25 @@ def pretended(tmp_path: Path) -> Pretended:
     simulated(tmp_path / "run", epochs=30)
     reading = Pretended(tmp_path / "run")
     reading.refresh()
-    reading.tally.ended = None
+    reading.fold.ended = None
     reading.settings.update(served=True, epochs=90, queue_max=4)
     reading.clock = reading.at
     return reading
 
 
-def sentence(reading: Reading) -> tuple[str, str]:
+def sentence(reading: RunReader) -> tuple[str, str]:
     found = overview.health(reading)
     return found["level"], found["sentence"]
 
 
 def test_the_health_of_a_run_in_one_sentence(pretended: Pretended) -> None:
-    fleet = pretended.tally.fleet.workers
+    fleet = pretended.fleet.workers
     assert sentence(pretended) == ("good", "healthy")
     pretended.clock += 299.0
     assert sentence(pretended)[0] == "good"
     pretended.clock += 20.0
     assert sentence(pretended) == ("warning", "no update for 5 minutes")
-    pretended.tally._pending = dict.fromkeys(range(4), (99, True))
+    pretended.fleet._pending = dict.fromkeys(range(4), (99, True))
     assert sentence(pretended) == ("warning", "queue full: workers are told to wait")
     fleet[0].why = "NaN"
     assert sentence(pretended) == ("warning", "1 worker quarantined")
@@ -185,7 +185,7 @@ def test_the_time_to_the_end_forgets_the_beginning(tmp_path: Path) -> None:
     simulated(tmp_path / "run", epochs=150)
     reading = Pretended(tmp_path / "run")
     reading.refresh()
-    reading.tally.ended = None
+    reading.fold.ended = None
     reading.settings["epochs"], reading.clock = 250, reading.at
     since = Told(rows_of(tmp_path / "run")).published_at(50) or 0.0
     assert overview.eta_s(reading) == pytest.approx(reading.at - since)
@@ -275,7 +275,7 @@ def test_the_time_of_a_task_is_told_by_what_it_was_spent_on(tmp_path: Path) -> N
     assert queued > 0
     assert found["spent"]["queued_s"] == pytest.approx(queued)
     assert all(task["spent"] is None for task in found["tasks"] if task["arrived_s"] is None)
-    told = updates.story(Looked(tmp_path, run).reading, arrived[0]["task"])["story"]
+    told = update_list.story(Looked(tmp_path, run).reading, arrived[0]["task"])["story"]
     assert arrived[0]["spent"].items() <= next(part["facts"] for part in told if part["kind"] == "arrived").items()
 
 
@@ -297,7 +297,7 @@ def test_the_number_in_flight_is_that_of_the_moment(some: Looked) -> None:
 
 
 def test_a_worker_is_what_its_rows_say(some: Looked) -> None:
-    found, told = workers.workers(some.reading, workers.Wanted()), some.told
+    found, told = workers.workers(some.reading, workers.WorkerQuery()), some.told
     assert (found["total"], found["page"], found["size"]) == (DEVICES, 1, 50)
     open_tasks = told.open_at(told.rows[-1].at)
     for worker in found["workers"]:
@@ -317,7 +317,7 @@ def test_a_worker_is_what_its_rows_say(some: Looked) -> None:
 
 
 def test_whose_data_count_is_what_the_run_says(any_rule: Looked) -> None:
-    mass = {w.number: w.mass for w in any_rule.reading.tally.fleet.workers.values() if w.mass}
+    mass = {w.number: w.mass for w in any_rule.reading.fleet.workers.values() if w.mass}
     assert mass == pytest.approx({device: mass for device, (mass, _) in any_rule.run.contribution.items()})
 
 
@@ -325,7 +325,7 @@ def test_whose_data_count_is_what_the_run_says(any_rule: Looked) -> None:
 @pytest.mark.parametrize("order", ["asc", "desc"])
 def test_workers_are_sorted_and_paged(some: Looked, sort: str, order: str) -> None:
     def page(number: int, size: int) -> list[Any]:
-        wanted = workers.Wanted(sort=sort, order=order, page=number, size=size)
+        wanted = workers.WorkerQuery(sort=sort, order=order, page=number, size=size)
         return list(workers.workers(some.reading, wanted)["workers"])
 
     whole = page(1, 500)
@@ -339,7 +339,7 @@ def test_workers_are_sorted_and_paged(some: Looked, sort: str, order: str) -> No
 
 def test_workers_are_found_by_text_and_state(some: Looked) -> None:
     def found(**wanted: Any) -> list[int]:
-        return [w["worker"] for w in workers.workers(some.reading, workers.Wanted(**wanted))["workers"]]
+        return [w["worker"] for w in workers.workers(some.reading, workers.WorkerQuery(**wanted))["workers"]]
 
     assert found(text="WORKER 3") == [3]
     assert found(text="3") == [3]
@@ -353,7 +353,7 @@ def test_workers_are_found_by_text_and_state(some: Looked) -> None:
 )
 def test_a_wrong_question_is_refused(query: dict[str, str]) -> None:
     with pytest.raises(InvalidValue, match=next(iter(query))):
-        workers.Wanted.of(query)
+        workers.WorkerQuery.of(query)
 
 
 # --- updates ---------------------------------------------------------------------------------------------------------
@@ -362,9 +362,9 @@ def test_a_wrong_question_is_refused(query: dict[str, str]) -> None:
 def all_updates(looked: Looked, size: int = 500, **wanted: Any) -> list[dict[str, Any]]:
     """Page by page."""
     found: list[dict[str, Any]] = []
-    before = updates.NEWEST
+    before = update_list.NEWEST
     while True:
-        page = updates.updates(looked.reading, updates.Wanted(before=before, size=size, **wanted))
+        page = update_list.updates(looked.reading, update_list.UpdateQuery(before=before, size=size, **wanted))
         found += page["updates"]
         if page["next_before"] is None:
             return found
@@ -412,7 +412,7 @@ def test_pushes_without_a_decision_can_be_found(any_rule: Looked) -> None:
 
 
 def test_updates_that_are_not_counted_yet_are_not_shown(tmp_path: Path) -> None:
-    reading, seen = Reading(tmp_path / "run"), list[int]()
+    reading, seen = RunReader(tmp_path / "run"), list[int]()
 
     def look(simulation: Simulation) -> None:
         assert simulation.ledger is not None
@@ -422,7 +422,7 @@ def test_updates_that_are_not_counted_yet_are_not_shown(tmp_path: Path) -> None:
             seen.append(reading.sequence)
 
     simulated(tmp_path / "run", look, executor="inline")
-    newest = updates.updates(reading, updates.Wanted())["updates"][0]["sequence"]
+    newest = update_list.updates(reading, update_list.UpdateQuery())["updates"][0]["sequence"]
     assert newest <= seen[0] < rows_of(tmp_path / "run")[-1].sequence
 
 
@@ -433,7 +433,7 @@ def test_nobody_has_no_updates(some: Looked) -> None:
 
 def test_the_story_of_a_task(some: Looked) -> None:
     applied = some.told.applied[20]
-    found = updates.story(some.reading, applied.task or 0)
+    found = update_list.story(some.reading, applied.task or 0)
     assert [line["kind"] for line in found["story"]] == ["leased", "arrived", "decided", "published"]
     leased, _, decided, published = found["story"]
     assert (leased["at_s"], decided["at_s"]) == (applied.granted_at, applied.at)
@@ -444,16 +444,16 @@ def test_the_story_of_a_task(some: Looked) -> None:
     lost = next(
         row for row in some.told.kind("released") if row.task not in {r.task for r in some.told.kind("decided")}
     )
-    assert [line["kind"] for line in updates.story(some.reading, lost.task or 0)["story"]] == ["leased", "released"]
-    assert updates.story(some.reading, 10**9)["story"] == []
+    assert [line["kind"] for line in update_list.story(some.reading, lost.task or 0)["story"]] == ["leased", "released"]
+    assert update_list.story(some.reading, 10**9)["story"] == []
 
 
 # --- comparison ------------------------------------------------------------------------------------------------------
 
 
 def test_runs_side_by_side(some: Looked, any_rule: Looked) -> None:
-    parts = {"a": comparison.part(some.reading, 2), "b": comparison.part(any_rule.reading, 2)}
-    found = comparison.comparison(parts)
+    parts = {"a": side_by_side.part(some.reading, 2), "b": side_by_side.part(any_rule.reading, 2)}
+    found = side_by_side.comparison(parts)
     assert [run["name"] for run in found["runs"]] == ["a", "b"]
     differ = {row["name"]: row["values"] for row in found["settings"]}
     one, other = (read_json(looked.folder / "settings.json") for looked in (some, any_rule))

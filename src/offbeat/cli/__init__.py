@@ -11,7 +11,18 @@ from typing import Any
 
 import click
 
-from offbeat.cli.options import FILE, FOLDER, JSON, PLACES, TRACK, GroupedCommand, all_of, flags_of, settings_options
+from offbeat.cli.options import (
+    FILE,
+    FOLDER,
+    JSON,
+    PLACES,
+    TRACK,
+    GroupedCommand,
+    all_of,
+    flags_of,
+    folder_option,
+    settings_options,
+)
 from offbeat.cli.tokens import init, token
 from offbeat.cli.viewing import export, readmit, report, runs, status, track, ui, verify
 from offbeat.cli.work import work
@@ -24,7 +35,7 @@ SECTIONS = {
     "Serve": ("serve", "work", "init", "token", "readmit"),
     "Look at runs": ("runs", "status", "ui", "report", "verify", "export", "track"),
 }
-"""The commands as the help lists them; any other comes last."""
+"""All commands, as the help lists them."""
 
 
 class UserMistake(click.ClickException):
@@ -43,13 +54,10 @@ class Commands(click.Group):
             raise UserMistake(str(error)) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        listed = [name for names in SECTIONS.values() for name in names]
         width = formatter.width - max(map(len, self.commands)) - 6
-        for title, names in {**SECTIONS, "More": [name for name in self.commands if name not in listed]}.items():
-            rows = [(name, self.commands[name].get_short_help_str(width)) for name in names if name in self.commands]
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(width)) for name in names])
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -59,7 +67,7 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--dir", "folder", type=FOLDER, default=Path("runs/demo"), show_default=True, help="Folder for the run.")
+@folder_option("Folder for the run.", "runs/demo")
 @JSON
 def demo(**options: Any) -> None:
     """Train with a real server and six real workers.
@@ -72,9 +80,7 @@ def demo(**options: Any) -> None:
 
 
 @main.command()
-@click.option(
-    "--dir", "folder", type=FOLDER, default=Path("runs/race"), show_default=True, help="Folder for the picture."
-)
+@folder_option("Folder for the picture.", "runs/race")
 @click.option("--devices", default=100, show_default=True, help="Number of devices that share the data.")
 @click.option("--in-flight-max", default=20, show_default=True, help="Most tasks in flight at a time.")
 @click.option("--virtual-s", default=120.0, show_default=True, help="Length of the race on the virtual clock, seconds.")
@@ -85,14 +91,14 @@ def race(**options: Any) -> None:
 
     Both train handwritten digits on the same simulated devices, for the same time on the virtual clock.
     """
-    from offbeat.cli.race import race as run
+    from offbeat.cli.simulating import race as run
 
     run(**options)
 
 
 @main.command(cls=GroupedCommand)
 @click.argument("task")
-@click.option("--dir", "folder", type=FOLDER, help="Keep the run in this folder; an interrupted run is resumed.")
+@folder_option("Keep the run in this folder; an interrupted run is resumed.")
 @TRACK
 @JSON
 @settings_options
@@ -115,12 +121,7 @@ def simulate(**options: Any) -> None:
     },
 )
 @click.argument("task")
-@click.option(
-    "--dir",
-    "folder",
-    type=FOLDER,
-    help="Folder of the run; a run that is there is resumed.  [default: runs/serve-TASK]",
-)
+@folder_option("Folder of the run; a run that is there is resumed.  [default: runs/serve-TASK]")
 @click.option("--access", type=FOLDER, help="Folder that `offbeat init` made: turns on TLS and tokens.")
 @click.option("--insecure", is_flag=True, help="Allow other machines to connect without TLS and tokens.")
 @click.option("--init", "x_0", type=FILE, help="Start a new run from this model (safetensors).")
@@ -142,7 +143,7 @@ def serve(**options: Any) -> None:
 
 @main.command(cls=GroupedCommand, groups=dict.fromkeys(("on", "processes"), "execution"))
 @click.argument("spec", type=FILE)
-@click.option("--dir", "folder", type=FOLDER, help="Folder for the runs.  [default: runs/NAME-OF-SPEC]")
+@folder_option("Folder for the runs.  [default: runs/NAME-OF-SPEC]")
 @all_of(*PLACES)
 @JSON
 def compare(**options: Any) -> None:
@@ -166,12 +167,7 @@ def compare(**options: Any) -> None:
     help="Follow the paper's text, or its authors' code.",
 )
 @click.option("--scale", default="laptop", show_default=True, help="Size of the experiment: smoke, laptop or paper.")
-@click.option(
-    "--dir",
-    "folder",
-    type=FOLDER,
-    help="Folder for the results.  [default: docs/reproduction, else runs/reproduction]",
-)
+@folder_option("Folder for the results.  [default: docs/reproduction, else runs/reproduction]")
 @click.option(
     "--work", type=FOLDER, default=Path("runs/reproduce"), show_default=True, help="Folder for unfinished runs."
 )

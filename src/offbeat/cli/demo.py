@@ -7,7 +7,6 @@ Rules kept here:
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from offbeat.cli.options import cannot_write_to, needs_extra
+from offbeat.cli.options import needs_extra, writing_to
 from offbeat.cli.progress import plain_table
 from offbeat.cli.remote import call
 from offbeat.errors import InvalidValue, OffbeatError
@@ -44,8 +43,6 @@ START_S, RUN_S, END_S = 60.0, 120.0, 20.0
 
 @dataclass
 class DemoProcesses:
-    """The processes of the demo."""
-
     folder: Path
     server: "subprocess.Popen[bytes]"
     url: str
@@ -59,11 +56,6 @@ class DemoProcesses:
         self.workers[device] = _offbeat(
             self.folder / f"worker-{device}.log", "work", "digits", *options, *folder, "--at-least-s", at_least
         )
-
-    def kill_worker(self, t: int) -> None:
-        """End the worker without warning, as a power cut does."""
-        self.workers[KILLED].send_signal(signal.SIGKILL)
-        self.killed_at = t
 
 
 def demo(folder: Path, *, as_json: bool) -> None:
@@ -89,14 +81,12 @@ def demo(folder: Path, *, as_json: bool) -> None:
 
 def _emptied(folder: Path) -> None:
     """Remove the files of an earlier demo; a folder with other files is refused."""
-    try:
+    with writing_to(folder):
         if folder.exists() and any(folder.iterdir()):
             if not (folder / "run" / "settings.json").is_file():
                 raise InvalidValue(f"{folder} holds other files; give a new or an empty folder with --dir")
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write_to(folder, error) from error
 
 
 # --- processes -------------------------------------------------------------------------------------------------------
@@ -157,8 +147,9 @@ def _train(started: DemoProcesses) -> None:
     until = time.monotonic() + RUN_S
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while started.server.poll() is None and time.monotonic() < until:
-            status, workers = _status_and_workers(started)
-            if status is not None:
+            with suppress(OffbeatError):  # the server does not answer yet, or no more
+                status = call(started.url, "GET", "/v1/status", None, None)
+                workers = call(started.url, "GET", "/v1/workers", None, None)["workers"]
                 _intervene(started, status, workers)
                 if console.is_terminal:
                     live.update(_live_table(status, workers, started), refresh=True)
@@ -168,21 +159,14 @@ def _train(started: DemoProcesses) -> None:
                 started.server.wait(LOOK_S)
 
 
-def _status_and_workers(started: DemoProcesses) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    try:
-        status = call(started.url, "GET", "/v1/status", None, None)
-        return status, call(started.url, "GET", "/v1/workers", None, None)["workers"]
-    except OffbeatError:
-        return None, []
-
-
 def _intervene(started: DemoProcesses, status: dict[str, Any], workers: list[dict[str, Any]]) -> None:
     """Start the late worker, and kill the other one while it trains, when their epochs have come."""
     if status["t"] >= LATE_AT and LATE not in started.workers:
         started.start_worker(LATE)
     working = {worker["device"] for worker in workers if worker["state"] == "working"}
     if status["t"] >= KILLED_AT and started.killed_at is None and KILLED in working:
-        started.kill_worker(status["t"])
+        started.workers[KILLED].kill()  # without warning, as a power cut does
+        started.killed_at = status["t"]
 
 
 def _live_table(status: dict[str, Any], workers: list[dict[str, Any]], started: DemoProcesses) -> Table:

@@ -57,6 +57,11 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Option = Callable[[Any], Any]
 
 
+def folder_option(help_text: str, default: str | None = None) -> Option:
+    path = default and Path(default)
+    return click.option("--dir", "folder", type=FOLDER, default=path, show_default=True, help=help_text)
+
+
 class GroupedCommand(click.Command):
     """A command whose help shows its options under headings; those of no group come first, under "Options"."""
 
@@ -130,7 +135,6 @@ def say_deprecated(settings: Mapping[str, Any]) -> None:
 
 
 def given(flags: dict[str, Any]) -> dict[str, Any]:
-    """The flags that were set."""
     return {name: value for name, value in flags.items() if value is not None}
 
 
@@ -143,5 +147,9 @@ def needs_extra(extra: str) -> Iterator[None]:
         raise MissingExtra(str(error.name), extra) from error
 
 
-def cannot_write_to(folder: Path, error: OSError) -> OffbeatError:
-    return OffbeatError(f"cannot write to {folder}: {error.strerror}; choose another folder with --dir")
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OffbeatError(f"cannot write to {folder}: {error.strerror}; choose another folder with --dir") from error

@@ -8,6 +8,7 @@ Rules kept here:
 import signal
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, ParamSpec
 
 if TYPE_CHECKING:
@@ -33,21 +34,23 @@ def spinner(words: str) -> Iterator[None]:
 @contextmanager
 def bar_of_runs(name: str, *, transient: bool = False) -> Iterator[Callable[[float, int], None]]:
     """A bar for several runs; call what it gives with how many are done, and of how many."""
-    from rich.progress import BarColumn, TextColumn
-
-    with _progress(TextColumn(name), BarColumn(), TextColumn("{task.fields[news]}"), transient=transient) as progress:
-        bar = progress.add_task(name, total=None, news="")
-        yield lambda done, count: progress.update(bar, completed=done, total=count, news=f"{done:.3g} of {count} runs")
+    with _bar(name, transient=transient) as update:
+        yield lambda done, count: update(completed=done, total=count, news=f"{done:.3g} of {count} runs")
 
 
 @contextmanager
 def bar_of_run(name: str) -> Iterator[Callable[["Simulation"], None]]:
     """A bar for one run: epochs, metric, staleness, epochs per second; call what it gives as the run goes on."""
+    with _bar(f"{name:<9}", total=1) as update:
+        yield lambda simulation: update(completed=simulation.share(), news=_news(simulation))
+
+
+@contextmanager
+def _bar(name: str, total: float | None = None, *, transient: bool = False) -> Iterator[Callable[..., None]]:
     from rich.progress import BarColumn, TextColumn
 
-    with _progress(TextColumn(f"{name:<9}"), BarColumn(), TextColumn("{task.fields[news]}")) as progress:
-        bar = progress.add_task(name, total=1, news="")
-        yield lambda simulation: progress.update(bar, completed=simulation.share(), news=_news(simulation))
+    with _progress(TextColumn(name), BarColumn(), TextColumn("{task.fields[news]}"), transient=transient) as progress:
+        yield partial(progress.update, progress.add_task(name, total=total, news=""))
 
 
 def _news(simulation: "Simulation") -> str:
@@ -55,7 +58,7 @@ def _news(simulation: "Simulation") -> str:
     metrics = next(reversed(c.evaluations)).metrics if c.evaluations else {}
     metric = "  ".join(f"{name} {value:.4g}" for name, value in list(metrics.items())[-1:])
     speed = c.t / max(simulation.wall_s(), 1e-9)
-    return f"epoch {c.t:<6} {metric}  staleness {simulation.tally.staleness_mean(c.applied):.1f}  {speed:.0f}/s"
+    return f"epoch {c.t:<6} {metric}  staleness {simulation.curve.fold.staleness_mean:.1f}  {speed:.0f}/s"
 
 
 def _progress(*columns: "ProgressColumn", transient: bool = False) -> "Progress":

@@ -7,8 +7,8 @@ from typing import Any
 
 from offbeat.errors import InvalidValue
 from offbeat.storage.json_file import read_json
+from offbeat.worker.api_answers import Unreachable
 from offbeat.worker.http_client import PIECE, HttpClient
-from offbeat.worker.request_errors import Unreachable
 from offbeat.worker.settings import Address, trusted
 
 WHERE = "server.json"

@@ -8,16 +8,15 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from offbeat.cli.options import cannot_write_to, needs_extra
+from offbeat.cli.options import needs_extra, writing_to
 from offbeat.cli.progress import INTERRUPTED, bar_of_runs, plain_table, stopping
 from offbeat.report import curve_run, report_curves
-from offbeat.reproduce.figure_curves import CurveResults
 from offbeat.reproduce.paper import As
-from offbeat.reproduce.target_runs import run_target
+from offbeat.reproduce.target_runs import CurveResults, run_target
 from offbeat.reproduce.targets import ReproductionTarget
 from offbeat.reproduce.targets import target as target_of
 from offbeat.sim.backends import Backend
-from offbeat.sim.curve import Point
+from offbeat.sim.curve import CurvePoint
 from offbeat.sim.run import StopRequested
 from offbeat.storage.json_file import plain
 
@@ -34,10 +33,8 @@ def reproduce(
     with needs_extra("demo"):
         from offbeat.reproduce import figures
     results = CurveResults(folder)
-    try:
+    with writing_to(folder):
         results.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write_to(folder, error) from error
     try:
         with bar_of_runs(wanted.name) as show, stopping(show) as watch:
             run_target(wanted, results, work, **where._asdict(), tell=watch)
@@ -54,7 +51,6 @@ def reproduce(
 
 
 def _report(wanted: ReproductionTarget, results: CurveResults, folder: Path) -> None:
-    """All runs of the target as one page."""
     from offbeat.reproduce.figures import label_of
 
     runs = [
@@ -67,7 +63,7 @@ def _report(wanted: ReproductionTarget, results: CurveResults, folder: Path) -> 
     report_curves(folder / f"{wanted.name}.html", wanted.title, runs)
 
 
-def _ends(points: list[Point]) -> dict[str, float | None]:
+def _ends(points: list[CurvePoint]) -> dict[str, float | None]:
     return {"t": points[-1].t, "gradients": points[-1].gradients}
 
 

@@ -1,4 +1,4 @@
-"""Owns `offbeat simulate` and `offbeat compare`: progress on a terminal, the result in words or as JSON.
+"""Owns `offbeat simulate`, `compare` and `race`: progress on a terminal, the result in words or as JSON.
 
 Rule kept here: what goes wrong in the user's task is one line that says where.
 """
@@ -10,22 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
+from rich.console import Console
 
-from offbeat.cli.options import say_deprecated, settings_of
-from offbeat.cli.progress import INTERRUPTED, bar_of_run, bar_of_runs, stopping
+from offbeat.cli.options import needs_extra, say_deprecated, settings_of, writing_to
+from offbeat.cli.progress import INTERRUPTED, bar_of_run, bar_of_runs, plain_table, stopping
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
 from offbeat.hosting.loading import described
 from offbeat.settings import Settings
 from offbeat.sim.backends import Backend
 from offbeat.sim.compare import Comparison, ComparisonRow
 from offbeat.sim.compare import compare as run_comparison
+from offbeat.sim.devices import device_model
 from offbeat.sim.lockstep import draw
-from offbeat.sim.run import RESULTS, Simulation, StopRequested
+from offbeat.sim.run import RESULTS, Run, Simulation, StopRequested
 from offbeat.sim.spec import Spec
 from offbeat.storage.json_file import plain
 from offbeat.trackers.follower import Following
 
 TABLE = "comparison.csv"
+RACE_DEVICES = "lognormal:1"
+RACE_TARGET = 0.9
+RACE_MAX_S = 10_000.0
 
 
 def simulate(
@@ -119,3 +125,72 @@ def _draw(folder: Path, result: Comparison) -> None:
         report(folder)
     except MissingExtra as error:
         click.echo(f"No pictures: {error}", err=True)
+
+
+# --- race -------------------------------------------------------------------------------------------------------------
+
+
+def race(folder: Path, *, devices: int, in_flight_max: int, virtual_s: float, seed: int, as_json: bool) -> None:
+    if not 1 <= virtual_s <= RACE_MAX_S:
+        raise InvalidValue(f"virtual-s is {virtual_s:g} but must lie in 1..{RACE_MAX_S:g} seconds")
+    with needs_extra("demo"):
+        import torch  # noqa: F401 (imported here so that its absence is reported here)
+
+        from offbeat import plots
+    common = Settings(
+        devices=devices, in_flight_max=in_flight_max, device_model=RACE_DEVICES, until_s=virtual_s, seed=seed
+    )
+    rules = {"FedAsync": ("fedasync", 5), "FedAvg": (f"fedavg:{in_flight_max}", 1)}
+    simulations = {
+        name: Simulation.of("digits", Settings.of({**common.as_dict(), "rule": rule, "evaluate_every": every}))
+        for name, (rule, every) in rules.items()
+    }
+    picture = folder / "race.png"
+    with writing_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".offbeat-can-write").touch()
+        (folder / ".offbeat-can-write").unlink()
+    click.echo(_opening(devices, in_flight_max, virtual_s, seed))
+    runs = {}
+    for name, simulation in simulations.items():
+        with bar_of_run(name) as show:
+            runs[name] = simulation.run(show)
+    plots.race(picture, runs)
+    _print_race(runs, virtual_s)
+    click.echo(f"Picture: {picture}")
+    if as_json:
+        answer = {name: {**run.summary, "target_reached_s": _reached(run)} for name, run in runs.items()}
+        click.echo(json.dumps({**answer["FedAsync"], "fedavg": answer["FedAvg"], "picture": str(picture)}))
+
+
+def _opening(devices: int, in_flight_max: int, virtual_s: float, seed: int) -> str:
+    model = device_model(RACE_DEVICES, seed)
+    fast, middle, slow = np.percentile([model.compute_s(device, 0) for device in range(devices)], (5, 50, 95))
+    return (
+        f"{devices} devices share 1,437 images of handwritten digits; {in_flight_max} work at a time.\n"
+        f"A task takes {fast:.1f} s on a fast device, {middle:.1f} s on a middling one, {slow:.1f} s on a slow one.\n"
+        f"Both methods get {virtual_s:g} s of virtual time on the same devices."
+    )
+
+
+def _reached(run: Run) -> float | None:
+    return next((point.at for point in run.metrics if point.metrics["accuracy"] >= RACE_TARGET), None)
+
+
+def _print_race(runs: dict[str, Run], virtual_s: float) -> None:
+    headings = ("method", "accuracy", f"{RACE_TARGET:.0%} after", "epochs", "updates", "gradients", "mean staleness")
+    table = plain_table(*headings, left=("method",))
+    for name, run in runs.items():
+        row, reached = run.summary, _reached(run)
+        table.add_row(
+            name,
+            f"{row['accuracy']:.1%}",
+            f"{reached:.0f} s" if reached is not None else f"not in {virtual_s:g} s",
+            f"{row['t']:,}",
+            f"{row['applied']:,}",
+            f"{row['gradients']:,}",
+            f"{row['staleness_mean']:.1f}",
+        )
+    Console(highlight=False).print(table)
+    wall_s = sum(run.summary["wall_s"] for run in runs.values())
+    click.echo(f"Simulating both took {wall_s:.1f} s.")

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from offbeat.cli.progress import plain_table
 from offbeat.cli.remote import WHERE, call, is_url, url_of
 from offbeat.errors import InvalidValue
 from offbeat.storage.json_file import plain
 from offbeat.storage.run_folder import LEDGER, SETTINGS, RunFolder
-from offbeat.worker.request_errors import Unreachable
+from offbeat.worker.api_answers import Unreachable
 
 
 def status_of(source: str, token: str | None, ca: Path | None) -> dict[str, Any]:
@@ -29,9 +29,9 @@ def status_of(source: str, token: str | None, ca: Path | None) -> dict[str, Any]
 def from_files(path: Path) -> dict[str, Any]:
     """The status of a run that is not being served, counted from its ledger as its page counts it."""
     from offbeat.web.overview import overview
-    from offbeat.web.reading import Reading
+    from offbeat.web.run_reader import RunReader
 
-    reading = Reading(path)
+    reading = RunReader(path)
     reading.refresh()
     found = overview(reading)
     same = ("t", "epochs", "applied", "in_flight", "queued", "workers", "duplicates", "metrics", "metrics_t")
@@ -44,7 +44,7 @@ def from_files(path: Path) -> dict[str, Any]:
                 "rejected": sum(found["rejected"].values()),
                 "task": found["run"]["task"],
                 "trouble": None,
-                "reason": reading.tally.ended,
+                "reason": reading.fold.ended,
             }
         )
     )
@@ -88,10 +88,8 @@ def run_of(path: Path) -> dict[str, Any]:
 
 
 def table(found: list[dict[str, Any]]) -> None:
-    """Print a table with one line per run."""
-    shown = Table(box=None, pad_edge=False)
-    for heading in ("folder", "state", "task", "rule", "t", "metrics"):
-        shown.add_column(heading, justify="right" if heading == "t" else "left")
+    texts = ("folder", "state", "task", "rule")
+    shown = plain_table(*texts, "t", "metrics", left=(*texts, "metrics"))
     for run in found:
         metrics = "  ".join(f"{name} {float(value):.4g}" for name, value in run["metrics"].items())
         shown.add_row(run["dir"], run["state"], run["task"], run["rule"], str(run["t"]), metrics)

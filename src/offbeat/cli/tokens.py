@@ -18,7 +18,7 @@ import click
 
 from offbeat.cli.options import FOLDER, JSON
 from offbeat.errors import InvalidValue
-from offbeat.storage.aside import cannot_write
+from offbeat.storage.disk import cannot_write
 
 if TYPE_CHECKING:
     from offbeat.server.access import Role
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 FILES = "tokens"
 """The folder that --write-tokens writes to."""
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
-SHOWN = "Keep the tokens: they are not shown again."
 
 
 @click.command()
@@ -127,11 +126,14 @@ def _init(folder: Path, hosts: Sequence[str], workers: Sequence[str], write_toke
     if as_json:
         click.echo(json.dumps(_report(folder, issued) | {"tokens": tokens, "token_files": files, "next": commands}))
         return
-    shown = files or tokens
-    _table([("name", "role", "token"), *((name, str(role), shown[name]) for name, role in roles.items())])
-    kept = f"The tokens are in {folder / FILES}: hand each to its owner, then delete it." if files else SHOWN
-    click.echo(f"\n{kept}")
-    _say_next(folder, hosts, commands)
+    _table([("name", "role", "token"), *((name, str(role), (files or tokens)[name]) for name, role in roles.items())])
+    kept = f"The tokens are in {folder / FILES}: hand each to its owner, then delete it."
+    click.echo("\n" + (kept if files else "Keep the tokens: they are not shown again."))
+    click.echo(f"\nOn the server:\n  {commands['serve']}")
+    click.echo(f"For a worker, with its own token, on a machine that has a copy of ca.pem:\n  {commands['work']}")
+    if not hosts:
+        shown = shlex.quote(str(folder))
+        click.echo(f"\nThe certificate is for this machine alone; for others: offbeat init {shown} --renew --host NAME")
 
 
 def _check_empty(folder: Path) -> None:
@@ -151,9 +153,9 @@ def _roles(workers: Sequence[str], write_tokens: bool) -> "dict[str, Role]":
     for name, times in Counter(names).items():
         if times > 1:
             raise InvalidValue(f"{name!r} is given twice; names are unique, and admin and viewer are made anyway")
-        if write_tokens and not FILE_NAME.fullmatch(check_name(name)):
-            raise InvalidValue(f"{name!r} cannot name a file; with --write-tokens use letters, digits, '.', '_', '-'")
         check_name(name)
+        if write_tokens and not FILE_NAME.fullmatch(name):
+            raise InvalidValue(f"{name!r} cannot name a file; with --write-tokens use letters, digits, '.', '_', '-'")
     return {"admin": Role.ADMIN, "viewer": Role.VIEWER} | dict.fromkeys(workers, Role.WORKER)
 
 
@@ -182,14 +184,6 @@ def _commands(folder: Path, issued: "Issued", token: str, file: str | None) -> d
         "serve": f"offbeat serve TASK --access {shlex.quote(str(folder))} --host 0.0.0.0",
         "work": f"offbeat work TASK --server https://{host}:{ServerSettings().port} --ca {ca} {given}",
     }
-
-
-def _say_next(folder: Path, hosts: Sequence[str], commands: dict[str, str]) -> None:
-    click.echo(f"\nOn the server:\n  {commands['serve']}")
-    click.echo(f"For a worker, with its own token, on a machine that has a copy of ca.pem:\n  {commands['work']}")
-    if not hosts:
-        shown = shlex.quote(str(folder))
-        click.echo(f"\nThe certificate is for this machine alone; for others: offbeat init {shown} --renew --host NAME")
 
 
 def _renew(folder: Path, hosts: Sequence[str], as_json: bool) -> None:

@@ -68,7 +68,7 @@ def ui(folder: Path, port: int, host: str) -> None:
     from offbeat.cli.standing import run_folders
 
     with needs_extra("web"):
-        from offbeat.web.ui import serve
+        from offbeat.web.ui_server import serve
 
     def ready(server: Any) -> None:
         click.echo(f"Runs are shown at {server.url} (Ctrl-C ends)", err=True)
@@ -89,7 +89,7 @@ def report(folder: Path, out: Path | None, token: str | None, ca: Path | None, a
     DIR/report.html.
     """
     from offbeat.report import report as write
-    from offbeat.report.words import size
+    from offbeat.report.wording import size
 
     with bar_of_runs("runs", transient=True) as tell:
         path = write(folder, out, trouble=_trouble(folder, token, ca), tell=tell)

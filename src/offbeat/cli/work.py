@@ -9,6 +9,7 @@ Rules kept here:
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from urllib.parse import quote
 
 import click
 
-from offbeat.cli.options import FILE, FOLDER, TASK_ARGS, GroupedCommand
+from offbeat.cli.options import FILE, TASK_ARGS, GroupedCommand, folder_option
 
 if TYPE_CHECKING:
     from offbeat.task import Task
@@ -56,12 +57,7 @@ class WorkFailed(click.ClickException):
 @click.option(
     "--name", envvar="OFFBEAT_NAME", help="Name by which the server recognises this worker.  [default: generated]"
 )
-@click.option(
-    "--dir",
-    "folder",
-    type=FOLDER,
-    help=f"Folder for finished updates.  [default: {HOME}/HOST-PORT-N, the first free N]",
-)
+@folder_option(f"Folder for finished updates.  [default: {HOME}/HOST-PORT-N, the first free N]")
 @click.option(
     "--only-when",
     default="",
@@ -84,8 +80,8 @@ def work(
     The worker runs until the server has nothing more to do. TASK is digits, cifar10, wikitext2, or path.py[:name].
     """
     from offbeat.errors import OffbeatError
+    from offbeat.worker.api_answers import RequestRefused
     from offbeat.worker.loop import GaveUp
-    from offbeat.worker.request_errors import RequestRefused
     from offbeat.worker.settings import TOKEN, WorkerSettings, token_of
 
     settings = WorkerSettings(token=token_of(token, token_file), **flags)
@@ -110,21 +106,17 @@ def _work(spec: str, settings: "WorkerSettings", say: Callable[[str], None], tas
     eligibility = Eligibility(conditions_of(settings.only_when), settings.gate)
     http = HttpClient(settings.address, common_headers(settings.token), settings.context(), settings.timeouts)
     _give_way(settings)
-    with outbox_of(settings) as outbox:
-        journal = Journal(settings.journal)
-        try:
-            Worker(
-                ApiClient(http, Hello(outbox.name(), identity(spec), settings.device)),
-                outbox,
-                partial(make, spec, say, task_args=task_args),
-                settings,
-                eligibility=eligibility,
-                journal=journal,
-                say=say,
-                describe=partial(described, task_spec=spec),
-            ).run()
-        finally:
-            journal.close()
+    with outbox_of(settings) as outbox, closing(Journal(settings.journal)) as journal:
+        Worker(
+            ApiClient(http, Hello(outbox.name, identity(spec), settings.device)),
+            outbox,
+            partial(make, spec, say, task_args=task_args),
+            settings,
+            eligibility=eligibility,
+            journal=journal,
+            say=say,
+            describe=partial(described, task_spec=spec),
+        ).run()
 
 
 def make(spec: str, say: Callable[[str], None], joined: "Joined", task_args: Mapping[str, Any] | None = None) -> "Task":

@@ -3,6 +3,8 @@
 Rules kept here:
 - Bytes are counted and digested as they pass; nothing is read beyond the first byte too many.
 - Only the named files leave an archive, under their own names and nowhere else.
+- A digest names its kind: "sha256:..." or "sha1:...". An environment variable replaces all addresses by a mirror's,
+  which has to serve the same bytes.
 - An `OSError` is one of writing: what goes wrong with reading becomes `Broken`, and then a line that says what to do.
 """
 
@@ -13,6 +15,7 @@ import zipfile
 import zlib
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO, cast
@@ -22,9 +25,9 @@ from urllib.request import Request, urlopen
 from rich.console import Console
 from rich.progress import wrap_file
 
-from offbeat.data.source import DataFile, DataSource
-from offbeat.errors import OffbeatError
+from offbeat.errors import InvalidValue, OffbeatError
 
+SCHEMES = ("https://", "http://", "file://")
 TIMEOUT_S = 30.0
 """How long a server may stay silent: while connecting, and between two reads."""
 AGENT = "offbeat"
@@ -36,6 +39,45 @@ UNREADABLE = (
     *(HTTPException, zlib.error, tarfile.TarError, zipfile.BadZipFile),
 )
 """What the readers of the standard library raise at bytes that they do not like."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    name: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    title: str
+    archive: str
+    size: int
+    digest: str
+    official: tuple[str, ...]
+    """Addresses of the archive, tried in this order."""
+    variable: str
+    """The environment variable that names a mirror."""
+    folder: str
+    """The one folder in the archive, and its name in the cache."""
+    files: tuple[DataFile, ...]
+    """The files that are taken out of it; others stay inside."""
+
+    def addresses(self) -> tuple[str, ...]:
+        """Where to fetch the archive from: the mirror, if one is named, else the official addresses."""
+        mirror = os.environ.get(self.variable, "")
+        if not mirror:
+            return self.official
+        if not mirror.startswith(SCHEMES):
+            raise InvalidValue(f"{self.variable} is {mirror!r}; an address starts with {', '.join(SCHEMES)}")
+        return (mirror,)
+
+    def by_hand(self, root: Path) -> str:
+        """What a user without a network can do, in words."""
+        return (
+            f"put {self.archive} into {root}, or unpack it there (it makes {root / self.folder}), "
+            f"or set {self.variable} to a mirror's address"
+        )
 
 
 class Broken(Exception):
@@ -93,17 +135,14 @@ def unpack(source: DataSource, archive: Path, folder: Path) -> None:
     wanted = {f"{source.folder}/{file.name}": file for file in source.files}
     with _refusing(source, archive):
         for name, stream in (_zipped if archive.suffix == ".zip" else _tarred)(archive, wanted):
-            _take(wanted.pop(name), stream, folder)
+            file = wanted.pop(name)
+            try:
+                _save(stream, folder / file.name, file.size, file.digest)
+            except Broken as broken:
+                raise Broken(f"{file.name}: {broken}") from broken
             if not wanted:
                 return
         raise Broken(f"it has no file {', '.join(wanted)}")
-
-
-def _take(file: DataFile, stream: IO[bytes], folder: Path) -> None:
-    try:
-        _save(stream, folder / file.name, file.size, file.digest)
-    except Broken as broken:
-        raise Broken(f"{file.name}: {broken}") from broken
 
 
 def _tarred(archive: Path, wanted: Container[str]) -> Iterator[tuple[str, IO[bytes]]]:
@@ -149,21 +188,17 @@ def _checked(stream: IO[bytes], size: int, digest: str) -> Iterator[bytes]:
     """The stream in chunks; Broken as soon as there are too many bytes, or at the end if they are not the expected."""
     kind, _, expected = digest.partition(":")
     seen, count = hashlib.new(kind, usedforsecurity=False), 0
-    while chunk := _read(stream):
-        count += len(chunk)
-        if count > size:
-            raise Broken(f"longer than the expected {size:,} bytes")
-        seen.update(chunk)
-        yield chunk
+    with _reading():
+        while chunk := stream.read(CHUNK):
+            count += len(chunk)
+            if count > size:
+                raise Broken(f"longer than the expected {size:,} bytes")
+            seen.update(chunk)
+            yield chunk
     if count < size:
         raise Broken(f"ends after {count:,} of {size:,} bytes")
     if seen.hexdigest() != expected:
         raise Broken(f"its {kind} is {seen.hexdigest()}, not {expected}")
-
-
-def _read(stream: IO[bytes]) -> bytes:
-    with _reading():
-        return stream.read(CHUNK)
 
 
 @contextmanager

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from offbeat.data.archive import check_archive, fetch, reason, unpack
-from offbeat.data.source import DataSource
+from offbeat.data.archive import DataSource, check_archive, fetch, reason, unpack
 from offbeat.errors import OffbeatError
 
 VARIABLE = "OFFBEAT_DATA"

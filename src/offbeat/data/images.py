@@ -10,9 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from offbeat.data.archive import reason
+from offbeat.data.archive import DataFile, DataSource, reason
 from offbeat.data.cache import ready, unusable
-from offbeat.data.source import DataFile, DataSource
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32

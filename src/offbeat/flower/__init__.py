@@ -8,12 +8,11 @@ from offbeat.errors import MissingExtra
 
 if TYPE_CHECKING:
     from offbeat.flower.proximal import proximal_mod
-    from offbeat.flower.result import Applied, Result
-    from offbeat.flower.strategy import FedAsync
+    from offbeat.flower.strategy import Applied, FedAsync, Result
 
 __all__ = ["Applied", "FedAsync", "Result", "proximal_mod"]
 
-_LATER = {"Applied": "result", "FedAsync": "strategy", "Result": "result", "proximal_mod": "proximal"}
+_LATER = {"Applied": "strategy", "FedAsync": "strategy", "Result": "strategy", "proximal_mod": "proximal"}
 
 if find_spec("flwr") is None:
     raise MissingExtra("flwr", "flower")

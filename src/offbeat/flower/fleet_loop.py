@@ -7,14 +7,15 @@ Rules kept here:
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from flwr.app import MetricRecord
 
 from offbeat.core.layout import Model
 from offbeat.errors import OffbeatError
 from offbeat.flower.flower_run import FlowerRun
-from offbeat.flower.grid_messages import ErrorReply, GridMessages, NoReply, Reply, UpdateReply
-from offbeat.flower.nodes import Nodes
-from offbeat.flower.result import TrainMetrics
+from offbeat.flower.grid_messages import GridMessages, NoUpdate, UpdateReply
 from offbeat.protocol.messages import (
     AnswerPush,
     BadUpdateArrived,
@@ -32,23 +33,76 @@ Evaluate = Callable[[int, Model], Mapping[str, float] | None]
 log = logging.getLogger("flwr.offbeat")
 
 
-class FleetLoop:
-    """Drives a run to its end."""
+class Nodes:
+    """Which node is which worker: Flower's nodes have long numbers and come and go, workers are 0, 1, 2...
 
-    def __init__(
-        self,
-        run: FlowerRun,
-        messages: GridMessages,
-        nodes: Nodes,
-        evaluate: Evaluate,
-        *,
-        poll_s: float,
-        nodes_every_s: float,
-    ) -> None:
-        self.run, self.messages, self.nodes, self.evaluate = run, messages, nodes, evaluate
-        self.poll_s, self.nodes_every_s = poll_s, nodes_every_s
-        self.metrics = TrainMetrics()
-        self._look_at = -1.0
+    A node keeps its worker's number for ever, over restarts: the ledger has it. A worker serves the device of its own
+    number: a Flower node is both.
+    """
+
+    def __init__(self, history: Iterable[WorkerJoined] = ()) -> None:
+        self._worker: dict[int, int] = {}
+        self._node: dict[int, int] = {}
+        self.present: set[int] = set()
+        for event in history:
+            self._know(int(event.name), event.worker)
+
+    def worker(self, node: int) -> int:
+        """The worker of a node; a new node gets the next number."""
+        if node not in self._worker:
+            self._know(node, len(self._worker))
+        return self._worker[node]
+
+    def node(self, worker: int) -> int:
+        return self._node[worker]
+
+    def look(self, connected: Iterable[int]) -> tuple[list[int], list[int]]:
+        """Note which nodes are connected; returns the workers that came, and those that left."""
+        now = {self.worker(node) for node in sorted(connected)}
+        came, left = sorted(now - self.present), sorted(self.present - now)
+        self.present = now
+        return came, left
+
+    def _know(self, node: int, worker: int) -> None:
+        self._worker[node], self._node[worker] = worker, node
+
+
+class TrainMetrics:
+    """The metrics that nodes reported with their updates, by the epoch that the update went into."""
+
+    def __init__(self) -> None:
+        self.by_epoch: dict[int, MetricRecord] = {}
+        self._group: list[tuple[int, MetricRecord]] = []
+
+    def take(self, answer: AnswerPush, metrics: MetricRecord) -> None:
+        """Keep the metrics of an applied update; where several make one epoch, their mean weighted by samples."""
+        decision = answer.decision
+        if decision is None or decision.mix is None or answer.repeated:
+            return
+        self._group.append((decision.samples, metrics))
+        if decision.mix.publish:
+            self.by_epoch[decision.t] = metrics if len(self._group) == 1 else _mean(self._group)
+            self._group = []
+
+
+def _mean(group: list[tuple[int, MetricRecord]]) -> MetricRecord:
+    """Of the metrics that all of them report as one number."""
+    total = sum(samples for samples, _ in group)
+    names = [name for name, value in group[0][1].items() if not isinstance(value, list)]
+    shared = [name for name in names if all(isinstance(metrics.get(name), int | float) for _, metrics in group)]
+    return MetricRecord({n: sum(samples * metrics[n] for samples, metrics in group) / total for n in shared})
+
+
+@dataclass
+class FleetLoop:
+    run: FlowerRun
+    messages: GridMessages
+    nodes: Nodes
+    evaluate: Evaluate
+    poll_s: float
+    nodes_every_s: float
+    metrics: TrainMetrics = field(default_factory=TrainMetrics)
+    _look_at: float = -1.0
 
     def run_to_end(self) -> None:
         self._settle()
@@ -110,19 +164,18 @@ class FleetLoop:
 
     # --- replies -----------------------------------------------------------------------------------------------------
 
-    def _take(self, reply: Reply) -> None:
+    def _take(self, reply: UpdateReply | NoUpdate) -> None:
         lease = reply.lease
-        match reply:
-            case UpdateReply():
-                answer = self.run.arrive(lease, reply.x_new, reply.samples)
-                self.metrics.take(answer, reply.metrics)
-                self._tell(answer)
-            case ErrorReply():
-                self._bad(lease, reply.why)
-            case NoReply():
-                log.info("Node %d: %s", self.nodes.node(lease.worker), reply.why)
-                self.run.happen(lambda at: LeaseReturned(at, lease.worker, lease.task))
-                self._leave(lease.worker)
+        if isinstance(reply, UpdateReply):
+            answer = self.run.arrive(lease, reply.x_new, reply.samples)
+            self.metrics.take(answer, reply.metrics)
+            self._tell(answer)
+        elif reply.away:
+            log.info("Node %d: %s", self.nodes.node(lease.worker), reply.why)
+            self.run.happen(lambda at: LeaseReturned(at, lease.worker, lease.task))
+            self._leave(lease.worker)
+        else:
+            self._bad(lease, reply.why)
         self.run.forget(lease.task)
         self._request(lease.worker)
 

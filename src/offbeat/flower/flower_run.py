@@ -14,6 +14,7 @@ Rules kept here:
 
 import logging
 import shutil
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from math import inf, isfinite
@@ -22,43 +23,26 @@ from typing import assert_never
 from offbeat.core.kernel import Updater, mixed
 from offbeat.core.layout import Model
 from offbeat.errors import InvariantBroken
-from offbeat.flower.polling_clock import PollingClock
 from offbeat.method import Method
+from offbeat.protocol import messages
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.messages import (
-    AnswerPush,
-    Command,
-    Decision,
-    EvaluateModel,
-    Event,
-    Finish,
-    Lease,
-    MixUpdate,
-    PublishVersion,
-    Quarantine,
-    ReleaseTask,
-    SendTask,
-    ServerRestarted,
-    TellFinished,
-    TellQuarantined,
-    TimePassed,
-    UpdateArrived,
-    UpdateMixed,
-    VersionPublished,
-    WakeAt,
-    WorkerLeft,
-    WorkerReadmitted,
-)
 from offbeat.protocol.snapshot import snapshot
+from offbeat.server.driver import Clock
 from offbeat.storage.checkpoints import Checkpoint, Checkpoints
 from offbeat.storage.disk import Disk
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.run_folder import RunFolder
 
-Happened = Callable[[float], Event]
-"""Makes an event of the time at which it happened."""
+Happened = Callable[[float], messages.Event]
 
 log = logging.getLogger("flwr.offbeat")  # Flower shows the lines of its own loggers
+
+
+class PollingClock(Clock):
+    """The run's clock, and the pause between two looks at the Grid, which cannot call."""
+
+    def wait(self, seconds: float) -> None:
+        threading.Event().wait(seconds)
 
 
 class FlowerRun:
@@ -74,16 +58,14 @@ class FlowerRun:
         checkpoint_every: int,
         threads: int = 1,
     ) -> None:
-        """Begin a run, or continue the one in the folder."""
         self.folder, self.method = folder, method
         self.ledger: Ledger = folder.ledger(durable=True)
         self.checkpoints = Checkpoints(folder.path / "checkpoints", x_0.layout, Disk())
         self.updater = Updater(threads)
-        self.outbox: deque[tuple[Lease, Model]] = deque()
+        self.outbox: deque[tuple[messages.Lease, Model]] = deque()
         """Leases whose message is not pushed yet, each with its x_tau."""
         self.unmeasured: deque[tuple[int, Model]] = deque()
-        """Versions that are to be evaluated."""
-        self.answers: list[AnswerPush] = []
+        self.answers: list[messages.AnswerPush] = []
         """The answer to the update that has just come."""
         self.wake = inf
         self._now: deque[Happened] = deque()
@@ -91,7 +73,7 @@ class FlowerRun:
         """x_tau by task, where the rule or the gate needs it."""
         self._arrived: tuple[int, Model] | None = None
         self._every, self._checkpointed, self._marked = checkpoint_every, 0, -1
-        found = self._newest()
+        found = self.checkpoints.newest() if self.checkpoints.marks() else None
         self.coordinator, self.w, self.x = self._found(found) if found else self._first(x_0)
         self.wake = self.coordinator.woken_at
         self.clock = clock_from(self.coordinator.at)
@@ -99,9 +81,6 @@ class FlowerRun:
             self._take_up()
 
     # --- beginning and resuming --------------------------------------------------------------------------------------
-
-    def _newest(self) -> Checkpoint | None:
-        return self.checkpoints.newest() if self.checkpoints.marks() else None
 
     def _first(self, x_0: Model) -> tuple[Coordinator, Model, Model]:
         self.ledger.truncate_after(0)
@@ -123,11 +102,11 @@ class FlowerRun:
             self.unmeasured.append((c.t, self.x))
         if c.finished:
             return
-        self.happen(ServerRestarted)
+        self.happen(messages.ServerRestarted)
         for lease in list(c.leases.values()):
-            self.happen(lambda at, worker=lease.worker: WorkerLeft(at, worker))  # type: ignore[misc]
+            self.happen(lambda at, worker=lease.worker: messages.WorkerLeft(at, worker))  # type: ignore[misc]
         for worker in list(c.quarantined):
-            self.happen(lambda at, worker=worker: WorkerReadmitted(at, worker))  # type: ignore[misc]
+            self.happen(lambda at, worker=worker: messages.WorkerReadmitted(at, worker))  # type: ignore[misc]
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -141,12 +120,11 @@ class FlowerRun:
             for command in commands:
                 self._do(command)
 
-    def arrive(self, lease: Lease, x_new: Model, samples: int) -> AnswerPush:
-        """An update has come; returns the coordinator's answer to it."""
+    def arrive(self, lease: messages.Lease, x_new: Model, samples: int) -> messages.AnswerPush:
         finite, distance, base_gone = self._seen(lease, x_new)
         self._arrived = (lease.task, x_new)
         self.happen(
-            lambda at: UpdateArrived(
+            lambda at: messages.UpdateArrived(
                 at, lease.worker, lease.task, samples, 0, finite=finite, distance=distance, base_gone=base_gone
             )
         )
@@ -154,13 +132,11 @@ class FlowerRun:
         return self.answers.pop()
 
     def pass_time(self) -> None:
-        """Wake the coordinator when the time that it asked for has come."""
         if self.clock.now() >= self.wake:
             self.wake = inf
-            self.happen(TimePassed)
+            self.happen(messages.TimePassed)
 
     def forget(self, task: int) -> None:
-        """No update of this task will come any more."""
         self._bases.pop(task, None)
 
     def save(self) -> None:
@@ -184,37 +160,37 @@ class FlowerRun:
 
     # --- commands ----------------------------------------------------------------------------------------------------
 
-    def _do(self, command: Command) -> None:  # noqa: C901 (one line per kind of command)
+    def _do(self, command: messages.Command) -> None:  # noqa: C901 (one line per kind of command)
         match command:
-            case SendTask():
+            case messages.SendTask():
                 self._send(command.lease)
-            case MixUpdate():
+            case messages.MixUpdate():
                 self._mix(command.decision)
-            case PublishVersion():
+            case messages.PublishVersion():
                 self._publish(command.t)
-            case AnswerPush():
+            case messages.AnswerPush():
                 self.answers.append(command)
-            case EvaluateModel():
+            case messages.EvaluateModel():
                 self.unmeasured.append((command.t, self.x))
-            case WakeAt():
+            case messages.WakeAt():
                 self.wake = min(self.wake, command.at)
-            case ReleaseTask():
+            case messages.ReleaseTask():
                 log.info("Task %d of worker %d is not waited for any more", command.lease.task, command.lease.worker)
-            case Quarantine():
+            case messages.Quarantine():
                 log.warning("Worker %d gets no more tasks: %s", command.worker, command.why)
-            case Finish():
+            case messages.Finish():
                 log.info("Finished: %s", command.reason)
-            case TellFinished() | TellQuarantined():
+            case messages.TellFinished() | messages.TellQuarantined():
                 pass  # a node without a message does nothing
             case _:
                 assert_never(command)
 
-    def _send(self, lease: Lease) -> None:
+    def _send(self, lease: messages.Lease) -> None:
         if self.coordinator.needs_base or self.coordinator.needs_distance:
             self._bases[lease.task] = self.x
         self.outbox.append((lease, self.x))
 
-    def _mix(self, decision: Decision) -> None:
+    def _mix(self, decision: messages.Decision) -> None:
         task, mix = decision.lease.task, decision.mix
         if mix is None or self._arrived is None or self._arrived[0] != task:
             raise InvariantBroken(f"there is no update of task {task} to mix: {decision}")
@@ -222,13 +198,13 @@ class FlowerRun:
         self.w = mixed(self.updater, self.w, mix, self._arrived[1], x_tau).freeze()
         if mix.publish:
             self._publish(decision.t)
-        self._now.append(lambda at: UpdateMixed(at, decision.sequence))
+        self._now.append(lambda at: messages.UpdateMixed(at, decision.sequence))
 
     def _publish(self, t: int) -> None:
         self.x = self.w
-        self._now.append(lambda at: VersionPublished(at, t))
+        self._now.append(lambda at: messages.VersionPublished(at, t))
 
-    def _seen(self, lease: Lease, x_new: Model) -> tuple[bool, float | None, bool]:
+    def _seen(self, lease: messages.Lease, x_new: Model) -> tuple[bool, float | None, bool]:
         """Is it finite, how far is it from x_tau where that matters, and is x_tau gone where it is needed?"""
         c, base = self.coordinator, self._bases.get(lease.task)
         if base is None or not c.needs_distance:

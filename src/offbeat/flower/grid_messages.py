@@ -1,24 +1,29 @@
-"""Owns the messages on Flower's Grid: a lease goes out as a train message; an update, an error or no reply follows.
+"""Owns what travels on Flower's Grid: a lease goes out as a train message; an update, an error or no reply follows.
 
 Rules kept here:
 - One message per lease. A reply belongs to the lease of the message that it answers, whatever else it says.
 - A reply is taken once. Until it comes, or its message has expired, its node is busy.
 - No call waits for a reply: those that have come are pulled.
+- Floats of any width are mixed in float32 and go out as they came in: same names, same order, same dtypes.
+- Whole numbers and booleans (BatchNorm's counter) do not mix: they follow the newest update.
+- A reply that does not fit is refused, and the error names the array. Floats may come in another width.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
+import numpy as np
+from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from offbeat.core.layout import Model
+from offbeat.core.layout import Array, Layout, Model
 from offbeat.errors import InvalidValue
-from offbeat.flower.arrays import Arrays
 from offbeat.protocol.messages import Lease
 
+FLOAT_BYTES_MAX = 8
 EXPIRED_AFTER_S = 30.0
 """After its time to live, a message has this long to be reported expired by the SuperLink; then it counts as such."""
 REASON_MAX = 300
@@ -27,8 +32,58 @@ AWAY = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, Erro
 """Errors without a fault in the ClientApp: the node is gone, or was too slow."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordKeys:
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+class Arrays:
+    def __init__(self, initial: ArrayRecord) -> None:
+        arrays = _read(initial)
+        self._dtypes = {name: array.dtype for name, array in arrays.items()}
+        self._record: tuple[Model, ArrayRecord] | None = None
+        whole = {name for name, dtype in self._dtypes.items() if not _mixes(name, dtype)}
+        self.layout = Layout.of(_narrowed(arrays), buffers=whole)
+
+    @property
+    def rounded(self) -> list[str]:
+        return [name for name, dtype in self._dtypes.items() if dtype.kind == "f" and dtype.itemsize > 4]
+
+    def model(self, record: ArrayRecord) -> Model:
+        return self.layout.pack(_narrowed(_read(record)))
+
+    def record(self, model: Model) -> ArrayRecord:
+        """The record of a model; asked twice for the same model it is the same record, which is serialised once."""
+        if self._record is None or self._record[0] is not model:
+            with np.errstate(over="ignore"):  # too large for a float16: the node that trains on it sees infinity
+                arrays = {name: model[name].astype(dtype) for name, dtype in self._dtypes.items()}
+            record = ArrayRecord({name: FlowerArray(array) for name, array in arrays.items()})
+            self._record = (model, record)
+        return self._record[1]
+
+
+def _read(record: ArrayRecord) -> dict[str, Array]:
+    try:
+        return {name: np.asarray(array.numpy()) for name, array in record.items()}
+    except (TypeError, ValueError, OSError, EOFError) as error:
+        raise InvalidValue(f"the ArrayRecord holds data that numpy cannot read ({error}); send numpy arrays") from error
+
+
+def _narrowed(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    with np.errstate(over="ignore"):  # a number that is too large becomes infinite, and the update is refused for it
+        return {n: a.astype(np.float32) if a.dtype.kind == "f" else a for n, a in arrays.items()}
+
+
+def _mixes(name: str, dtype: "np.dtype[np.generic]") -> bool:
+    if dtype.kind in "iub":
+        return False
+    if dtype.kind == "f" and dtype.itemsize <= FLOAT_BYTES_MAX:
+        return True
+    raise InvalidValue(f"{name!r} is {dtype}; a model holds floats of up to 64 bits, whole numbers and booleans")
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+class RecordKeys(NamedTuple):
     """The names of a message's records, and of the metric that counts samples."""
 
     arrays: str
@@ -36,38 +91,22 @@ class RecordKeys:
     samples: str
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateReply:
-    """A reply with an update."""
-
+class UpdateReply(NamedTuple):
     lease: Lease
     x_new: Model
     samples: int
     metrics: MetricRecord
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorReply:
-    """A reply that holds no update: the node's own error, or an update that does not fit."""
+class NoUpdate(NamedTuple):
+    """The node's own error, or an update that does not fit; or the node is away, and there will be no reply."""
 
     lease: Lease
     why: str
-
-
-@dataclass(frozen=True, slots=True)
-class NoReply:
-    """There will be no reply: the node is gone, or the message has expired."""
-
-    lease: Lease
-    why: str
-
-
-Reply = UpdateReply | ErrorReply | NoReply
+    away: bool = False
 
 
 class GridMessages:
-    """Pushes tasks through the Grid and pulls what comes back."""
-
     def __init__(self, grid: Grid, arrays: Arrays, config: ConfigRecord, keys: RecordKeys, *, ttl_s: float) -> None:
         self.grid, self.arrays, self.keys, self.ttl_s = grid, arrays, keys, ttl_s
         self._config = config
@@ -88,8 +127,8 @@ class GridMessages:
         self.busy.add(lease.worker)
         return True
 
-    def pull(self, at: float) -> Iterator[Reply]:
-        """Replies that have come, then a `NoReply` for every message that has expired."""
+    def pull(self, at: float) -> Iterator[UpdateReply | NoUpdate]:
+        """Replies that have come, then a `NoUpdate` for every message that has expired."""
         if self._sent:
             for message in self.grid.pull_messages(list(self._sent)):
                 lease = self._over(message.metadata.reply_to_message_id)
@@ -98,7 +137,7 @@ class GridMessages:
         for name, lease in list(self._sent.items()):
             if at > lease.granted_at + self.ttl_s + EXPIRED_AFTER_S:
                 self._over(name)
-                yield NoReply(lease, f"no reply in {self.ttl_s:g} s")
+                yield NoUpdate(lease, f"no reply in {self.ttl_s:g} s", away=True)
 
     def _over(self, name: str) -> Lease | None:
         """The lease of a message that is answered or expired; None where that is known already."""
@@ -107,16 +146,16 @@ class GridMessages:
             self.busy.discard(lease.worker)
         return lease
 
-    def _read(self, lease: Lease, message: Message) -> Reply:
+    def _read(self, lease: Lease, message: Message) -> UpdateReply | NoUpdate:
         if message.has_error():
             reason = (message.error.reason or f"error {message.error.code}").strip()[-REASON_MAX:]
-            return (NoReply if message.error.code in AWAY else ErrorReply)(lease, reason)
+            return NoUpdate(lease, reason, away=message.error.code in AWAY)
         try:
             x_new = self.arrays.model(_only(message.content))
             metrics = next(iter(message.content.metric_records.values()), MetricRecord())
             return UpdateReply(lease, x_new, self._samples(metrics), metrics)
         except InvalidValue as error:
-            return ErrorReply(lease, str(error))
+            return NoUpdate(lease, str(error))
 
     def _samples(self, metrics: MetricRecord) -> int:
         """The number of samples that the node reports; 1 where it reports none."""

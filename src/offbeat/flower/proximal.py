@@ -54,8 +54,6 @@ def rho_of(content: RecordDict) -> float:
 
 
 class ProximalPull:
-    """Adds rho (x - x_tau) to gradients, on one thread."""
-
     def __init__(self, rho: float, received: Iterable[Array]) -> None:
         self.rho = rho
         self.steps = 0

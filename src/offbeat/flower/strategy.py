@@ -1,4 +1,4 @@
-"""Owns `FedAsync`, which a ServerApp uses in place of one of Flower's own strategies.
+"""Owns `FedAsync`, which a ServerApp uses in place of one of Flower's own strategies, and its result.
 
 Rules kept here:
 - Settings have the names, the defaults and the meaning that they have everywhere in Offbeat.
@@ -10,27 +10,25 @@ import logging
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result as FlowerResult
 
 from offbeat import method
 from offbeat.core.layout import Model
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue
-from offbeat.flower.arrays import Arrays
-from offbeat.flower.fleet_loop import FleetLoop
-from offbeat.flower.flower_run import FlowerRun
-from offbeat.flower.grid_messages import GridMessages, RecordKeys
-from offbeat.flower.nodes import Nodes
-from offbeat.flower.polling_clock import PollingClock
-from offbeat.flower.result import Result, applied
+from offbeat.flower.fleet_loop import FleetLoop, Nodes
+from offbeat.flower.flower_run import FlowerRun, PollingClock
+from offbeat.flower.grid_messages import Arrays, GridMessages, RecordKeys
 from offbeat.protocol.messages import WorkerJoined
 from offbeat.settings import Settings
+from offbeat.storage.fold import RunFold
 from offbeat.storage.json_file import plain
 from offbeat.storage.rows import as_event
 from offbeat.storage.run_folder import RunFolder
@@ -55,6 +53,27 @@ TTL_LEASES = 2.0
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 log = logging.getLogger("flwr.offbeat")
+
+
+class Applied(NamedTuple):
+    t: int
+    """The epoch that it went into."""
+    node: int
+    tau: int
+    staleness: int
+    alpha_t: float
+    """The weight of its x_new."""
+    at: float
+    """Seconds on the run's own clock."""
+
+
+@dataclass(repr=False)
+class Result(FlowerResult):  # type: ignore[misc]  # user code may ask for its type; Flower is not there to be checked
+    """Flower's result, its dictionaries keyed by epoch t instead of round."""
+
+    history: list[Applied] = field(default_factory=list)
+    """Every mixed update in order, including those before a resume."""
+    summary: Mapping[str, Any] = field(default_factory=dict)
 
 
 class FedAsync:
@@ -87,7 +106,6 @@ class FedAsync:
         self.checkpoint_every, self.message_ttl_s, self.threads = checkpoint_every, message_ttl_s, threads
         self.poll_s, self.nodes_every_s = poll_s, nodes_every_s
         self.clock_from: Callable[[float], PollingClock] = PollingClock
-        """How a run's clock is made."""
         for name in ("checkpoint_every", "message_ttl_s", "poll_s", "nodes_every_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -146,14 +164,17 @@ class FedAsync:
         fleet.run_to_end()
         run.checkpoint()
         summary = self._summary(run)
-        history = list(applied(run.ledger, nodes))
+        history = [
+            Applied(d.t, nodes.node(d.lease.worker), d.lease.tau, d.staleness, d.mix.new, d.at)
+            for d in run.ledger.decisions()
+            if d.mix is not None
+        ]
         run.finish(summary)
         return Result(messages.arrays.record(run.x), fleet.metrics.by_epoch, {}, measured, history, summary)
 
     # --- settings ----------------------------------------------------------------------------------------------------
 
     def _filled(self, num_rounds: int | None, timeout: float | None) -> Settings:
-        """The settings, completed by the arguments of `start`."""
         ends = (self.settings.epochs, self.settings.until_s, self.settings.target)
         filled = self.settings
         if num_rounds is not None and all(end is None for end in ends):
@@ -178,14 +199,14 @@ class FedAsync:
 
     def _summary(self, run: FlowerRun) -> dict[str, Any]:
         c = run.coordinator
-        mixed, total, largest = run.ledger.staleness()
+        fold = RunFold.of(run.ledger)
         results: dict[str, Any] = {"t": c.t, "epochs": c.plan.epochs, "applied": c.applied, "gradients": c.gradients}
         results |= {
             "rejected": c.judge.decisions - c.applied,
             "duplicates": c.judge.duplicates,
             "wall_s": round(c.at, 3),
         }
-        results |= {"staleness_mean": total / mixed if mixed else 0.0, "staleness_largest": largest}
+        results |= {"staleness_mean": fold.staleness_mean, "staleness_largest": fold.staleness_largest}
         results |= dict(c.evaluations[-1].metrics) if c.evaluations else {}
         results |= {"x_sha256": hashlib.sha256(run.x.vector.data).hexdigest(), "ended": c.end_reason}
         results |= {"dir": str(self.dir) if self.dir else None, "task": "flower", "settings": run.folder.settings}

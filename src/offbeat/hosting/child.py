@@ -61,7 +61,7 @@ class Child:
             raise RuntimeError('in a script of your own, put the call under `if __name__ == "__main__":`')
         self.line, theirs = Pipe()
         with theirs, signals_blocked():
-            self._process = subprocess.Popen(  # noqa: S603 (this interpreter, this file)
+            self.process = subprocess.Popen(  # noqa: S603 (this interpreter, this file)
                 [sys.executable, "-P", __file__, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -76,11 +76,11 @@ class Child:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.process.pid
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self.process.poll() is None
 
     def receive(self, patience_s: float = inf) -> Any:
         """What the child sends next; EOFError where it is dead, TimeoutError where it takes longer than this."""
@@ -106,8 +106,8 @@ class Child:
     def fate(self) -> str:
         """How it ended, in words."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_S)
-        status = self._process.returncode
+            self.process.wait(END_S)
+        status = self.process.returncode
         if status is None:
             return "no longer answered"
         if status >= 0:
@@ -115,21 +115,15 @@ class Child:
         hint = ", perhaps for want of memory," if status == -signal.SIGKILL else ""
         return f"was killed by {_name(-status)}{hint}"
 
-    def wait(self) -> None:
-        self._process.wait()
-
-    def kill(self) -> None:
-        self._process.kill()
-
     def end(self) -> None:
         """Tell it to end, and kill it if it does not; from any thread."""
-        self._process.terminate()
+        self.process.terminate()
         try:
-            self._process.wait(END_S)
+            self.process.wait(END_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self.process.kill()
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_S)
+                self.process.wait(END_S)
 
 
 def cores() -> int:

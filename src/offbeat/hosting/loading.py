@@ -20,7 +20,7 @@ from offbeat.settings import Settings
 from offbeat.task import Task
 from offbeat.task_arguments import task_arguments
 
-BUILT_IN = {name: (f"offbeat.tasks.{name}", name) for name in ("digits", "cifar10", "wikitext2")}
+BUILT_IN = ("digits", "cifar10", "wikitext2")
 DEFAULT_NAME = "task"
 DIGEST_LETTERS = 12
 SHOWN_MAX = 400
@@ -35,7 +35,6 @@ OVERRIDES = (
 
 
 def load(spec: str, settings: Settings) -> Task:
-    """The task that `spec` names, made with the settings that concern it."""
     task = adapted(_made(spec, settings), settings)
     task.recipe = (load, (spec, settings), {})  # type: ignore[attr-defined]
     task.identity = identity(spec)  # type: ignore[attr-defined]
@@ -61,7 +60,6 @@ def takes_seed(spec: str) -> bool:
 
 
 def adapted(task: Task, settings: Settings) -> Task:
-    """The task with gamma, rho and so on from the settings, where they are set."""
     changes = {name: value for name in OVERRIDES if (value := getattr(settings, name)) is not None}
     if settings.gamma_schedule != "constant":
         changes.pop("gamma", None)  # then every lease says its own
@@ -114,8 +112,7 @@ def _found(spec: str) -> Any:
     if path in BUILT_IN:
         if name:
             raise InvalidValue(f"{spec!r}: {path} is built in and has no part {name!r}")
-        module, attribute = BUILT_IN[path]
-        return getattr(importlib.import_module(module), attribute)
+        return getattr(importlib.import_module(f"offbeat.tasks.{path}"), path)
     if not path.endswith(".py"):
         raise InvalidValue(f"unknown task {spec!r}; use {', '.join(BUILT_IN)} or a file: path.py or path.py:name")
     module_ = _imported(Path(path))

@@ -27,7 +27,7 @@ from offbeat.core.layout import Array, Layout, Model, Vector
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.hosting import child
 from offbeat.hosting.loading import described, identity
-from offbeat.storage.aside import aside
+from offbeat.storage.disk import aside
 from offbeat.task import Task, Trained, Work, evaluate, start
 from offbeat.wire import body_of, header_of, unpack
 
@@ -126,8 +126,6 @@ def unpacked(payload: bytes) -> Task:
 
 
 class TaskHost:
-    """A task, and what other processes ask of it."""
-
     def __init__(self) -> None:
         self._task: Task | None = None
         self._layout: Layout | None = None
@@ -164,7 +162,6 @@ class TaskHost:
         return Bare.of(model), trained
 
     def train_many(self, jobs: Sequence[tuple[Bare, Work]]) -> tuple[list[Pushed], int]:
-        """Train together; as the task's own `train_many`."""
         task: Any = self._loaded()
         results, programs = task.train_many([(self._copy(x_tau), work) for x_tau, work in jobs])
         return [(Bare.of(x_new), trained) for x_new, trained in results], programs

@@ -64,12 +64,10 @@ class TaskProcess:
 
     @property
     def pid(self) -> int | None:
-        """The child's, while there is one."""
         with self._changing:
             return self._child.pid if self._child is not None and self._child.alive else None
 
     def about(self) -> TaskDescription:
-        """What is known of the task, which is loaded for it, once."""
         if self._about is None:
             with self._asking:
                 self._loaded()

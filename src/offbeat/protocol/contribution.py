@@ -9,6 +9,7 @@ Rules kept here:
   shrinks, and shares are kept relative to it.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 RESCALE_BELOW = 1e-100
@@ -30,10 +31,8 @@ class Contribution:
 
     def publish(self) -> None:
         """What was mixed since the last version is in the next one."""
-        left = 1.0
-        for device, keep, new in reversed(self._unpublished):
-            self.mass[device] = self.mass.get(device, 0.0) + new * left
-            left *= keep
+        for device, weight in weights_in_version(self._unpublished):
+            self.mass[device] = self.mass.get(device, 0.0) + weight
         for device, keep, new in self._unpublished:
             self._shrink(keep)
             self._relative[device] = self._relative.get(device, 0.0) + new / self._factor
@@ -62,3 +61,15 @@ class Contribution:
             shares = self.surviving()
             self._relative = {device: share for device, share in shares.items() if share >= FORGET_BELOW}
             self._factor = 1.0
+
+
+def weights_in_version(mixed: Sequence[tuple[Any, float, float]]) -> Iterator[tuple[Any, float]]:
+    """What each update weighs in its version, the last one first; given as (whose, keep, new) in the order of mixing.
+
+    >>> list(weights_in_version([("a", 0.0, 1.0), ("b", 0.75, 0.25)]))
+    [('b', 0.25), ('a', 0.75)]
+    """
+    left = 1.0
+    for whose, keep, new in reversed(mixed):
+        yield whose, new * left
+        left *= keep

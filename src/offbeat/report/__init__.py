@@ -2,7 +2,8 @@
 
 Rules kept here:
 - The file is written whole or not at all.
-- Pictures are an extra: without matplotlib one line says what to install, before anything is read.
+- Pictures and templates are an extra: without matplotlib or Jinja2 one line says what to install, before anything is
+  read.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
-from offbeat.report.curves import Curve
-from offbeat.report.facts import Facts, read_run, runs_under
-from offbeat.report.words import clean
-from offbeat.storage.aside import aside
+from offbeat.report.facts import RunFacts, read_run, runs_under
+from offbeat.report.run_curve import RunCurve
+from offbeat.report.wording import clean
+from offbeat.storage.disk import aside
 from offbeat.storage.run_folder import SETTINGS
 
 if TYPE_CHECKING:
-    from offbeat.report.comparison import Measured, Unreadable
-    from offbeat.sim.curve import Point
+    from offbeat.report.comparison_page import ReportedRun, Unreadable
+    from offbeat.sim.curve import CurvePoint
 
 __all__ = ["REPORT", "curve_run", "report", "report_curves"]
 
@@ -45,7 +46,7 @@ def report(
     """
     folder = Path(folder)
     out, at = Path(out or folder / REPORT), now or datetime.now().astimezone()
-    _pictures()
+    _refuse_missing()
     if (folder / SETTINGS).is_file():
         tell(0, 1)
         page = _run_page(folder, at, trouble)
@@ -55,29 +56,29 @@ def report(
     return _written(out, page)
 
 
-def report_curves(out: Path | str, title: str, runs: Sequence["Measured"], *, now: datetime | None = None) -> Path:
+def report_curves(out: Path | str, title: str, runs: Sequence["ReportedRun"], *, now: datetime | None = None) -> Path:
     """Write a comparison of runs of which only curves and results are left; `curve_run` makes each of them."""
-    _pictures()
+    _refuse_missing()
     if not runs:
         raise InvalidValue(f"there is no run to report on in {title!r}")
     return _written(Path(out), _comparison_page(title, runs, now or datetime.now().astimezone()))
 
 
 def curve_run(
-    label: str, settings: Mapping[str, Any], points: Sequence["Point"], results: Mapping[str, float | None]
-) -> "Measured":
+    label: str, settings: Mapping[str, Any], points: Sequence["CurvePoint"], results: Mapping[str, float | None]
+) -> "ReportedRun":
     """A run of `report_curves`: its method's label, settings (with `task` and `seed`), points, and results by name."""
-    from offbeat.report.comparison import Measured
+    from offbeat.report.comparison_page import ReportedRun
 
-    return Measured(label, settings, Curve.of(points), results)
+    return ReportedRun(label, settings, RunCurve.of(points), results)
 
 
 # --- pieces ----------------------------------------------------------------------------------------------------------
 
 
-def _pictures() -> None:
+def _refuse_missing() -> None:
     try:
-        import_module("offbeat.report.pictures")
+        import_module("offbeat.report.run_page")
     except ModuleNotFoundError as error:
         raise MissingExtra(str(error.name), "plots") from error
 
@@ -89,9 +90,9 @@ def _run_page(folder: Path, at: datetime, trouble: str | None) -> str:
 
 
 def _comparison_page(
-    title: str, runs: Sequence["Measured"], at: datetime, unreadable: Sequence["Unreadable"] = ()
+    title: str, runs: Sequence["ReportedRun"], at: datetime, unreadable: Sequence["Unreadable"] = ()
 ) -> str:
-    from offbeat.report.comparison import comparison_page
+    from offbeat.report.comparison_page import comparison_page
 
     return comparison_page(title, runs, at, unreadable)
 
@@ -102,8 +103,8 @@ def _written(out: Path, page: str) -> Path:
     return out
 
 
-def _read_all(folder: Path, tell: Tell) -> tuple[list["Measured"], list["Unreadable"]]:
-    from offbeat.report.comparison import Unreadable
+def _read_all(folder: Path, tell: Tell) -> tuple[list["ReportedRun"], list["Unreadable"]]:
+    from offbeat.report.comparison_page import Unreadable
 
     paths = runs_under(folder)
     runs, unreadable = [], []
@@ -119,20 +120,20 @@ def _read_all(folder: Path, tell: Tell) -> tuple[list["Measured"], list["Unreada
     return runs, unreadable
 
 
-def _measured(folder: Path, facts: Facts) -> "Measured":
+def _measured(folder: Path, facts: RunFacts) -> "ReportedRun":
     """What a comparison needs of a run; its ledger's sums are let go."""
-    from offbeat.report.comparison import Measured
+    from offbeat.report.comparison_page import ReportedRun
     from offbeat.report.wrong import count_wrong
 
     name = facts.folder.relative_to(folder)
     label = name.parent if name.name.startswith(SEED_FOLDER) and name.parent.name else name
-    mixing = facts.mixing
+    fold = facts.fold
     results = {
         "t": facts.t,
-        "applied": mixing.applied,
-        "refused": mixing.refused,
-        "gradients": mixing.gradients,
-        "staleness_mean": mixing.staleness_mean,
+        "applied": fold.applied,
+        "refused": facts.refused,
+        "gradients": fold.gradients,
+        "staleness_mean": fold.staleness_mean,
     }
     wrong = count_wrong(facts)
-    return Measured(str(label), facts.settings, facts.curve, results, facts.state, wrong, str(name))
+    return ReportedRun(str(label), facts.settings, facts.curve, results, facts.state, wrong, str(name))

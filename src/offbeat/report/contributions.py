@@ -1,49 +1,49 @@
 """Owns the part of a report that says whose data count: what of every device's updates is in the newest version."""
 
-from offbeat.report import words
-from offbeat.report.facts import Facts
-from offbeat.report.mixing import Part
-from offbeat.report.page import Html, bar, joined, paragraph, stranger, table, text, value
+from typing import Any, NamedTuple
+
+from offbeat.report.facts import RunFacts
+from offbeat.storage.device_fold import DevicePart
 
 PARTS_MAX = 30
 
 
-def contributions(facts: Facts) -> Html:
+class ShownPart(NamedTuple):
+    """A line of the table: a device, or all others as one."""
+
+    device: int
+    name: str
+    """Of the worker that joined last for it."""
+    width: float
+    """Of its bar, where the largest part is 1; the bar of the others is what one of them has on average."""
+    share: float
+    updates: int
+    mass: float
+    others: int = 0
+
+
+def contributions(facts: RunFacts) -> dict[str, Any]:
     """The largest parts one by one, and the rest as one."""
-    parts = facts.mixing.parts()
+    parts = facts.devices.parts()
     if not sum(part.share for part in parts):
-        return paragraph(text("No update is in the model."))
-    first, rest = parts[:PARTS_MAX], parts[PARTS_MAX:]
-    widest = max(part.share for part in parts)
-    rows = [_part(facts, part, widest) for part in first]
+        return {"parts": []}
+    first, rest, widest = parts[:PARTS_MAX], parts[PARTS_MAX:], max(part.share for part in parts)
+    lines = [_line(facts, part, widest) for part in first]
     if rest:
-        rows.append(_rest(rest, widest))
-    headings = ("device", "", "part", "updates", "sum of weights")
-    said = "A device's part is what of its updates is still in the newest version: older ones fade as newer ones come."
-    half = f"Half of it comes from {_half(parts)} of {words.many(len(parts), 'device')}."
-    return joined((paragraph(text(f"{said} {half}")), table("parts", headings, rows, words=2)))
+        share, updates, mass = (
+            sum(column) for column in zip(*((p.share, p.updates, p.mass) for p in rest), strict=True)
+        )
+        lines.append(ShownPart(-1, "", share / len(rest) / widest, share, int(updates), mass, len(rest)))
+    return {"parts": lines, "half": _half(parts), "part_count": len(parts)}
 
 
-def _part(facts: Facts, part: Part, widest: float) -> list[Html]:
-    """A device by its number, and by the worker that joined last for it, if that has a name."""
-    worker = facts.workers_of.get(part.device)
+def _line(facts: RunFacts, part: DevicePart, widest: float) -> ShownPart:
+    worker = facts.troubles.workers_of.get(part.device)
     name = "" if worker is None else facts.name_of(worker)
-    who = joined((value(part.device), text(" "), stranger(name))) if name else value(part.device)
-    return [who, bar(part.share / widest), *_numbers(part)]
+    return ShownPart(part.device, name, part.share / widest, part.share, part.updates, part.mass)
 
 
-def _rest(rest: list[Part], widest: float) -> list[Html]:
-    """All others as one; the bar is what one of them has on average, to compare with those above."""
-    total = Part(-1, sum(p.updates for p in rest), sum(p.mass for p in rest), sum(p.share for p in rest))
-    drawn = bar(total.share / len(rest) / widest, "rest")
-    return [text(f"{words.many(len(rest), 'other')} (bar: mean)"), drawn, *_numbers(total)]
-
-
-def _numbers(part: Part) -> tuple[Html, Html, Html]:
-    return value(part.share, words.share(part.share)), value(part.updates), value(part.mass, words.number(part.mass))
-
-
-def _half(parts: list[Part]) -> int:
+def _half(parts: list[DevicePart]) -> int:
     """How many of the largest parts make half of all."""
     total, seen = sum(part.share for part in parts), 0.0
     for count, part in enumerate(parts, 1):

@@ -8,32 +8,33 @@ Rules kept here:
 - What the ledger says is counted from the ledger; the summary adds what only it knows.
 """
 
-import json
 import os
-from array import array
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import takewhile
-from math import isnan, nan
 from operator import gt
 from pathlib import Path
 from typing import Any
 
 from offbeat.errors import InvalidValue
-from offbeat.report.curves import Curve
-from offbeat.report.mixing import Mixing
+from offbeat.protocol.messages import Outcome
+from offbeat.report.run_curve import RunCurve
 from offbeat.report.troubles import Troubles
+from offbeat.storage.device_fold import DeviceFold
+from offbeat.storage.fold import FEEDS, RunFold, Taker
 from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import Ledger
-from offbeat.storage.rows import Row, as_evaluation
+from offbeat.storage.rows import metrics_in
 from offbeat.storage.run_folder import LEDGER, SETTINGS, RunFolder, State
 
 ABOUT = "run.json"
 """Of a served run: what its task said about itself."""
+LOST = "SELECT decision FROM events WHERE kind = 'lost' AND sequence <= ?"
+TASK = FEEDS["decided"].columns.index("task")
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RunFacts:
     """All that a report says about a run."""
 
     folder: Path
@@ -41,7 +42,6 @@ class Facts:
     state: State
     summary: Mapping[str, Any]
     """Empty until the run is finished."""
-    t: int
     at: float
     """Seconds on the run's own clock."""
     reason: str
@@ -50,18 +50,33 @@ class Facts:
     """Leased in all."""
     in_flight: int
     """Leases that nothing has been heard of since."""
-    devices: int | None
-    names: Mapping[int, str]
-    """What workers call themselves."""
-    workers_of: Mapping[int, int]
-    """The worker that joined last for a device."""
-    mixing: Mixing
-    curve: Curve
+    device_count: int | None
+    """As set, or as the task has it."""
+    fold: RunFold
+    devices: DeviceFold
+    curve: RunCurve
     troubles: Troubles
 
     @property
+    def t(self) -> int:
+        return self.fold.t
+
+    @property
+    def refused(self) -> int:
+        """Updates that were decided on and not applied; those after the end are among them."""
+        return self.fold.refused.total()
+
+    def staleness_refused(self) -> Counter[int]:
+        """How many refused updates had it; those after the end are left out."""
+        found: Counter[int] = Counter()
+        for (outcome, staleness), count in self.fold.refused.items():
+            if outcome != Outcome.FINISHED:
+                found[staleness] += count
+        return found
+
+    @property
     def is_served(self) -> bool:
-        """Real workers, on a real clock?"""
+        """Was it served to real workers, on a real clock?"""
         return bool(self.settings.get("served"))
 
     @property
@@ -71,75 +86,77 @@ class Facts:
 
     def name_of(self, worker: int) -> str:
         """A worker's name, as a stranger gave it; empty where there is none."""
-        return self.names.get(worker, "")
+        return self.troubles.names.get(worker, "")
 
 
-class Book:
-    """A ledger up to one row."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger, self.until = ledger, ledger.newest()
-
-    def rows(self, kind: str) -> Iterator[Row]:
-        """The rows of a kind, in order."""
-        return takewhile(lambda row: row.sequence <= self.until, self._ledger.rows(kind))
-
-    def ended_at(self) -> float:
-        """The moment of the newest row."""
-        return max((row.at for row in self._ledger.rows(after=self.until - 1, limit=1)), default=0.0)
-
-
-class Tasks:
+class TaskMarks:
     """Which tasks were leased and which are over, a byte each; a lease may have been sent more than once."""
 
     def __init__(self) -> None:
-        self.leased, self.over = bytearray(1), bytearray(1)
+        self._leased, self._over = bytearray(1), bytearray(1)
 
-    def note(self, which: bytearray, row: Row) -> None:
-        """The task of this row is among them."""
-        task = row.task or 0
-        if task >= len(which):
-            which.extend(bytes(task + 1 - len(which)))
-        which[task] = 1
+    @property
+    def leased(self) -> int:
+        return sum(self._leased)
 
-    def read_leases(self, book: Book) -> None:
-        """What was leased, and what of it was released."""
-        for row in book.rows("leased"):
-            self.note(self.leased, row)
-        for row in book.rows("released"):
-            self.note(self.over, row)
-        self.over.extend(bytes(max(0, len(self.leased) - len(self.over))))
+    @property
+    def in_flight(self) -> int:
+        over = self._over.ljust(len(self._leased), b"\0")
+        return sum(map(gt, self._leased, over))
+
+    def takers(self) -> Mapping[str, Taker]:
+        return {
+            "leased": lambda rows: _mark(self._leased, [row[2] for row in rows]),
+            "released": lambda rows: _mark(self._over, [row[1] for row in rows]),
+            "decided": lambda rows: _mark(self._over, [row[TASK] for row in rows]),
+        }
 
 
-def read_run(path: Path) -> Facts:
-    """The facts of the run in a folder."""
+def _mark(marks: bytearray, tasks: list[int]) -> None:
+    marks.extend(bytes(max(0, max(tasks) + 1 - len(marks))))
+    for task in tasks:
+        marks[task] = 1
+
+
+def read_run(path: Path) -> RunFacts:
     folder = RunFolder.open(path)
     state, summary = folder.state, folder.summary or {}
     with folder.ledger() as ledger:
-        book = Book(ledger)
-        published = _published(book)
-        tasks = Tasks()
-        mixing = _mixing(book, len(published) - 1, tasks)
-        troubles = Troubles.read(book.rows)
-        names, workers_of = _workers(book)
-        tasks.read_leases(book)
-        return Facts(
+        until = ledger.newest()
+        lost = frozenset(decision for (decision,) in ledger.select(LOST, (until,)))
+        devices, tasks, troubles = DeviceFold(lost), TaskMarks(), Troubles()
+        fold = RunFold(devices, tasks, troubles)
+        fold.read(ledger.select, 0, until)
+        return RunFacts(
             path,
             folder.settings,
             state,
             summary,
-            t=len(published) - 1,
-            at=float(summary.get("virtual_s", book.ended_at())),
-            reason=str(summary.get("ended") or _reason(book)),
-            tasks=sum(tasks.leased),
-            in_flight=sum(map(gt, tasks.leased, tasks.over)),
-            devices=_devices(path, folder.settings),
-            names=names,
-            workers_of=workers_of,
-            mixing=mixing,
-            curve=_curve(book, published, mixing, troubles),
+            at=float(summary.get("virtual_s", _moment_of(ledger, until))),
+            reason=str(summary.get("ended") or fold.ended or ""),
+            tasks=tasks.leased,
+            in_flight=tasks.in_flight,
+            device_count=_devices(path, folder.settings),
+            fold=fold,
+            devices=devices,
+            curve=_curve(fold, troubles),
             troubles=troubles,
         )
+
+
+def _moment_of(ledger: Ledger, sequence: int) -> float:
+    return max((row.at for row in ledger.rows(after=sequence - 1, limit=1)), default=0.0)
+
+
+def _curve(fold: RunFold, troubles: Troubles) -> RunCurve:
+    """A version is drawn where it was published: its evaluation may have taken a while."""
+    curve = RunCurve()
+    for evaluation in fold.evaluations:
+        metrics = metrics_in(evaluation.detail)
+        at = fold.mixed_at(evaluation.t)
+        curve.add(evaluation.t, evaluation.at if at is None else at, fold.gradients_in(evaluation.t), metrics)
+        troubles.evaluated(evaluation.t, metrics)
+    return curve
 
 
 def runs_under(folder: Path) -> list[Path]:
@@ -153,51 +170,6 @@ def runs_under(folder: Path) -> list[Path]:
             found.append(Path(place))
             inside.clear()
     return found
-
-
-# --- pieces ----------------------------------------------------------------------------------------------------------
-
-
-def _published(book: Book) -> "array[float]":
-    """The moment of every version's publication, x_0's included; NaN where several were published as one."""
-    moments = array("d", [0.0])
-    for row in book.rows("published"):
-        missing = (row.t or 0) + 1 - len(moments)
-        moments.extend([nan] * (missing - 1) + [row.at] * (missing > 0))
-    return moments
-
-
-def _mixing(book: Book, t: int, tasks: Tasks) -> Mixing:
-    mixing = Mixing(lost=frozenset(row.decision for row in book.rows("lost") if row.decision is not None))
-    for row in book.rows("decided"):
-        mixing.take(row)
-        tasks.note(tasks.over, row)
-    mixing.end(t)
-    return mixing
-
-
-def _curve(book: Book, published: "array[float]", mixing: Mixing, troubles: Troubles) -> Curve:
-    """Where on the axes a version is, is where it was published; its evaluation may have taken a while."""
-    curve = Curve()
-    for event in map(as_evaluation, book.rows("evaluated")):
-        at = published[event.t] if event.t < len(published) else nan
-        gradients = mixing.gradients_at[min(event.t, len(mixing.gradients_at) - 1)]
-        curve.add(event.t, event.at if isnan(at) else at, gradients, event.metrics)
-        troubles.evaluated(event)
-    return curve
-
-
-def _workers(book: Book) -> tuple[dict[int, str], dict[int, int]]:
-    names, workers_of = {}, {}
-    for row in book.rows("joined"):
-        if row.worker is not None and row.device is not None:
-            names[row.worker] = str(json.loads(row.detail or "{}").get("name", ""))
-            workers_of[row.device] = row.worker
-    return names, workers_of
-
-
-def _reason(book: Book) -> str:
-    return next((str(json.loads(row.detail or "{}").get("reason", "")) for row in book.rows("finished")), "")
 
 
 def _devices(path: Path, settings: Mapping[str, Any]) -> int | None:

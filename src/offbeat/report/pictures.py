@@ -16,16 +16,16 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from offbeat.plots import COLOURS, DASHES, LONGER_MANY
-from offbeat.report.curves import Numbers, thinned
-from offbeat.report.mixing import bars
-from offbeat.report.page import Html, tag
-from offbeat.report.words import clean
+from offbeat.report.histograms import bars
+from offbeat.report.run_curve import Numbers, thinned
+from offbeat.report.wording import clean
 
 SIZE = (4.6, 3.0)
 POINTS_MAX = 400
@@ -35,7 +35,7 @@ FEW = 40
 MANY = 80
 """Dots that must be smaller to be told apart."""
 LOG_FROM = 100
-"""Where the largest value is so many times the smallest, the axis is logarithmic."""
+"""Where the largest value is more than this many times the smallest, the axis is logarithmic."""
 INK, GRID, ALARM, BARS = "#010101", "#020202", "#030303", "#040404"
 """Stand for the page's colours until the picture is drawn."""
 VARIABLES = {INK: "ink", GRID: "grid", ALARM: "alarm", BARS: "bars"} | {
@@ -59,7 +59,7 @@ _drawing = threading.Lock()
 """matplotlib's settings are the process's."""
 
 
-def curve(name: str, x: Numbers, y: Numbers, *, label: str, metric: str) -> Html:
+def curve(name: str, x: Numbers, y: Numbers, *, label: str, metric: str) -> Markup:
     """A metric along an axis; evaluations that were no number are crosses at the foot."""
     gaps = x[np.isnan(y)]
     x, y = thinned(x, y, POINTS_MAX)
@@ -80,7 +80,7 @@ def curve(name: str, x: Numbers, y: Numbers, *, label: str, metric: str) -> Html
 
 def overlay(
     name: str, lines: Sequence[tuple[Numbers, Numbers, Numbers]], *, label: str, metric: str, short: str
-) -> Html:
+) -> Markup:
     """The same metric of several methods: where, mean and spread of each."""
 
     def draw(axes: Axes) -> None:
@@ -103,7 +103,7 @@ def look(number: int) -> tuple[int, str]:
     return number % len(COLOURS), DASHES[number // len(COLOURS) % len(DASHES)]
 
 
-def staleness(name: str, applied: Mapping[int, int], refused: Mapping[int, int], largest: int) -> Html:
+def staleness(name: str, applied: Mapping[int, int], refused: Mapping[int, int], largest: int) -> Markup:
     """How many updates had which staleness; refused ones on top."""
     edges, below = bars(applied, largest)
     _, above = bars(refused, largest)
@@ -129,7 +129,7 @@ def weights(
     largest: int,
     label: str,
     t: int,
-) -> Html:
+) -> Markup:
     """What weight updates of a staleness got, and what the rule says."""
     shown = _coarse({dot: count for dot, count in dots.items() if dot[0] <= largest})
     most = max(shown.values(), default=1)
@@ -199,7 +199,7 @@ def _stretch(axes: Axes, places: Sequence[Numbers]) -> bool:
 # --- SVG -------------------------------------------------------------------------------------------------------------
 
 
-def _drawn(name: str, alt: str, draw: Callable[[Axes], None]) -> Html:
+def _drawn(name: str, alt: str, draw: Callable[[Axes], None]) -> Markup:
     with _drawing, warnings.catch_warnings(), mpl.rc_context():
         warnings.simplefilter("ignore")  # a letter that matplotlib's font lacks: the page's fonts draw it
         mpl.rcdefaults()
@@ -211,19 +211,20 @@ def _drawn(name: str, alt: str, draw: Callable[[Axes], None]) -> Html:
     return _inline(name, alt, file.getvalue())
 
 
-def _inline(name: str, alt: str, svg: str) -> Html:
+def _inline(name: str, alt: str, svg: str) -> Markup:
     """A picture as a part of a page."""
     box = " ".join(str(round(72 * inches, 1)) for inches in SIZE)
     inside = svg[svg.index(">", svg.index("<svg")) + 1 : svg.rindex("</svg>")]
     inside = re.sub(r"<style.*?</style>", "", inside, flags=re.DOTALL)
     inside = re.sub(r"<[^>]*>", lambda found: _tag(found[0], name), inside)  # only tags: text holds no < or >
     inside = re.sub(r">\s+<", "><", inside).strip()
-    return tag("svg", Html(inside), viewBox=f"0 0 {box}", role="img", aria_label=clean(alt), class_="picture")
+    begin = Markup('<svg viewBox="0 0 {}" role="img" aria-label="{}" class="picture">').format(box, clean(alt))
+    return begin + Markup(f"{inside}</svg>")  # noqa: S704 (matplotlib's, with its own text escaped)
 
 
 def _tag(found: str, name: str) -> str:
     if found.startswith("<g "):
-        found = re.sub(r' id="[^"]*"', "", found)  # nobody refers to a group
+        found = re.sub(r' id="[^"]*"', "", found)  # nothing refers to a group
     found = re.sub(r' id="', f' id="{name}-', found)
     found = re.sub(r'(url\(|href=")#', rf"\1#{name}-", found)
     found = re.sub(r'( transform="rotate\(-0 [^"]*")|( ?font-family: [^;"]*;)', "", found)
@@ -232,7 +233,7 @@ def _tag(found: str, name: str) -> str:
 
 
 def _short(numbers: str) -> str:
-    """A tenth of a point is finer than anybody sees."""
+    """A tenth of a point is finer than the eye sees."""
     return " ".join(re.sub(r"(\.\d)\d+", r"\1", numbers).split())
 
 

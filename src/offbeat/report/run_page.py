@@ -3,192 +3,136 @@
 from collections.abc import Iterator
 from datetime import datetime
 from math import isfinite
-from typing import Any
+from typing import NamedTuple
+
+from markupsafe import Markup
 
 from offbeat import method
-from offbeat.core.rules import Facts as RuleFacts
-from offbeat.errors import InvalidValue
-from offbeat.report import pictures, words
+from offbeat.report import pictures, wording
 from offbeat.report.chosen import settings_tables
 from offbeat.report.contributions import contributions
-from offbeat.report.facts import Facts
-from offbeat.report.mixing import quantile, shown_to
-from offbeat.report.page import (
-    NOTHING,
-    Html,
-    document,
-    facts_table,
-    joined,
-    paragraph,
-    picture,
-    section,
-    table,
-    tag,
-    text,
-    value,
-)
-from offbeat.report.page import pictures as side_by_side
+from offbeat.report.facts import RunFacts
+from offbeat.report.histograms import quantile, shown_to
+from offbeat.report.page import render
 from offbeat.report.wrong import wrong_section
-from offbeat.settings import Settings
 
 METRICS_MAX = 6
 """Metrics that are drawn; all are in the table."""
 RULE_POINTS_MAX = 200
 
 
-def run_page(facts: Facts, at: datetime, trouble: str | None = None) -> str:
+CONTENTS = {
+    "results": "Results",
+    "curve": "Curve",
+    "staleness": "Staleness",
+    "contributions": "Contributions",
+    "wrong": "What went wrong",
+    "settings": "Settings",
+}
+
+
+class MetricAt(NamedTuple):
+    """A metric's value, and of which version."""
+
+    value: float
+    t: float
+
+
+def run_page(facts: RunFacts, at: datetime, trouble: str | None = None) -> str:
     """The whole file; `trouble` is what a server says that cannot be seen in its folder."""
-    task = facts.settings.get("task") or "a task"
-    sections = {
-        "results": ("Results", section("results", "Results", _results(facts), _metrics(facts))),
-        "curve": ("Curve", section("curve", "How the metric went", _curves(facts))),
-        "staleness": ("Staleness", section("staleness", "How stale, and what weight", _asynchrony(facts))),
-        "contributions": ("Contributions", section("contributions", "Whose data count", contributions(facts))),
-        "wrong": ("What went wrong", section("wrong", "What went wrong", wrong_section(facts, trouble))),
-        "settings": ("Settings", section("settings", "Settings", settings_tables(facts.settings))),
-    }
-    return document(words.clean(f"{task}: report of a run"), _head(facts, str(task)), sections, at)
+    task = str(facts.settings.get("task") or "a task")
+    names = list(facts.curve.metrics)
+    drawn = [picture for number, name in enumerate(names[:METRICS_MAX]) for picture in _curve(facts, number, name)]
+    return render(
+        "run.html",
+        title=f"{task}: report of a run",
+        at=at,
+        contents=CONTENTS,
+        facts=facts,
+        task=task,
+        method=_method(facts),
+        in_short=_in_short(facts),
+        aim=_aim(facts),
+        metrics={name: _ends(facts, name) for name in names},
+        curves=drawn,
+        undrawn=len(names[METRICS_MAX:]),
+        asynchrony=_asynchrony(facts),
+        **contributions(facts),
+        **wrong_section(facts, trouble),
+        **settings_tables(facts.settings),
+    )
 
 
-def _head(facts: Facts, task: str) -> Html:
+def _method(facts: RunFacts) -> str:
     settings = facts.settings
-    devices = "devices unknown" if facts.devices is None else words.many(facts.devices, "device")
+    devices = "devices unknown" if facts.device_count is None else wording.many(facts.device_count, "device")
     kind = "served to real workers" if facts.is_served else "simulated"
-    said = f"Rule {settings.get('rule', 'unknown')}, {devices}, seed {settings.get('seed', 'unknown')}; {kind}."
-    state = tag("span", text(facts.state), class_=f"state {facts.state}")
-    where = paragraph(tag("code", text(facts.folder)), kind="soft")
-    return joined((tag("h1", text(task)), paragraph(state, text(" " + said)), paragraph(text(_in_short(facts))), where))
+    return f"Rule {settings.get('rule', 'unknown')}, {devices}, seed {settings.get('seed', 'unknown')}; {kind}."
 
 
-def _in_short(facts: Facts) -> str:
+def _in_short(facts: RunFacts) -> str:
     """The run in a sentence."""
-    mixing, aim = facts.mixing, _aim(facts)
-    metrics = ", ".join(f"{name} {words.number(facts.curve.last(name))}" for name in list(facts.curve.metrics)[:3])
-    first = f"Epoch {words.whole(facts.t)}{aim} after {words.duration(facts.at)} of {facts.clock}"
-    second = f"{words.many(mixing.applied, 'update')} applied and {words.whole(mixing.refused)} refused"
-    return f"{first}: {second}, mean staleness {words.number(mixing.staleness_mean)}" + f"; {metrics}." * bool(metrics)
+    fold, aim = facts.fold, _aim(facts)
+    metrics = ", ".join(f"{name} {wording.number(facts.curve.last(name))}" for name in list(facts.curve.metrics)[:3])
+    first = f"Epoch {wording.whole(facts.t)}{aim} after {wording.duration(facts.at)} of {facts.clock}"
+    second = f"{wording.many(fold.applied, 'update')} applied and {wording.whole(facts.refused)} refused"
+    return f"{first}: {second}, mean staleness {wording.number(fold.staleness_mean)}" + f"; {metrics}." * bool(metrics)
 
 
-def _aim(facts: Facts) -> str:
+def _aim(facts: RunFacts) -> str:
     epochs = facts.summary.get("epochs") or facts.settings.get("epochs")
-    return f" of {words.whole(epochs)}" if isinstance(epochs, int) else ""
+    return f" of {wording.whole(epochs)}" if isinstance(epochs, int) else ""
 
 
-# --- results ---------------------------------------------------------------------------------------------------------
-
-
-def _results(facts: Facts) -> Html:
-    mixing, reason = facts.mixing, f" ({facts.reason})" if facts.reason else ""
-    rows = [
-        ("state", "State", text(facts.state + reason)),
-        ("t", "Epochs (versions published)", joined((value(facts.t), text(_aim(facts))))),
-        ("applied", "Updates applied", value(mixing.applied)),
-        ("refused", "Updates refused", value(mixing.refused)),
-        ("gradients", "Gradients applied", value(mixing.gradients)),
-        ("staleness-mean", "Staleness, mean", value(mixing.staleness_mean, words.number(mixing.staleness_mean))),
-        ("staleness-largest", "Staleness, largest", value(max(mixing.staleness, default=0))),
-        ("at", facts.clock.capitalize(), value(facts.at, words.duration(facts.at))),
-        ("tasks", "Tasks leased", value(facts.tasks)),
-        ("devices", "Devices that contributed", joined((value(len(mixing.updates)), text(_of_devices(facts))))),
-    ]
-    return facts_table([*rows, *_from_summary(facts)])
-
-
-def _of_devices(facts: Facts) -> str:
-    return "" if facts.devices is None else f" of {words.whole(facts.devices)}"
-
-
-def _from_summary(facts: Facts) -> Iterator[tuple[str, str, Html]]:
-    """What only a finished run knows."""
-    summary = facts.summary
-    if not facts.is_served and "wall_s" in summary:
-        yield "wall", "Took", value(summary["wall_s"], words.duration(summary["wall_s"]))
-    for key, name in (("bytes_down", "Sent to devices"), ("bytes_up", "Received from devices")):
-        if key in summary:
-            yield key.replace("_", "-"), name, value(summary[key], words.size(summary[key]))
-    if "executor" in summary:
-        lanes = f", {words.number(summary['lanes_mean'])} lanes on average" if "lanes_mean" in summary else ""
-        yield "executor", "Trained by", text(f"{summary['executor']}{lanes}")
-    if "x_sha256" in summary:
-        yield "x-sha256", "Final model, sha256", tag("code", text(summary["x_sha256"]), class_="hash")
-
-
-def _metrics(facts: Facts) -> Html:
-    """Where every metric began and ended, and how far it went; which end is better, the reader knows."""
-    if not facts.curve.metrics:
-        return paragraph(text("No version was evaluated."))
-    rows = [[text(name), *_ends(facts, name)] for name in facts.curve.metrics]
-    return table("metrics", ("metric", "first", "last", "lowest", "highest"), rows)
-
-
-def _ends(facts: Facts, name: str) -> Iterator[Html]:
+def _ends(facts: RunFacts, name: str) -> list[MetricAt | None]:
+    """Where a metric began and ended, and how far it went; which end is better, the reader knows."""
     values, epochs = facts.curve.metrics[name].values, facts.curve.metrics[name].t
     finite = [index for index, one in enumerate(values) if isfinite(one)]
     chosen = [0, len(values) - 1]
     chosen += [pick(finite, key=values.__getitem__) for pick in (min, max)] if finite else []
-    for index in chosen:
-        epoch = tag("span", text(f" (epoch {words.whole(epochs[index])})"), class_="soft")
-        yield joined((value(values[index], words.number(values[index])), epoch))
-    yield from [text(words.UNKNOWN)] * (4 - len(chosen))
+    found: list[MetricAt | None] = [MetricAt(values[index], epochs[index]) for index in chosen]
+    return found + [None] * (4 - len(chosen))
 
 
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 
-def _curves(facts: Facts) -> Html:
-    if not facts.curve.metrics:
-        return paragraph(text("Nothing was measured, so there is nothing to draw."))
-    shown = list(facts.curve.metrics)[:METRICS_MAX]
-    drawn = [figure for number, name in enumerate(shown) for figure in _curve(facts, number, name)]
-    more = len(facts.curve.metrics) - len(shown)
-    said = paragraph(text(f"{words.many(more, 'metric')} more not drawn."), kind="soft") if more else NOTHING
-    return joined((side_by_side(*drawn), said))
-
-
-def _curve(facts: Facts, number: int, metric: str) -> Iterator[Html]:
+def _curve(facts: RunFacts, number: int, metric: str) -> Iterator[Markup]:
     x, y = facts.curve.along("t", metric)
-    yield picture(pictures.curve(f"curve-{number}-epochs", x, y, label="epochs (versions published)", metric=metric))
+    yield pictures.curve(f"curve-{number}-epochs", x, y, label="epochs (versions published)", metric=metric)
     x, y = facts.curve.along("at", metric)
-    unit, seconds = words.time_axis(float(x[-1]))
+    unit, seconds = wording.time_axis(float(x[-1]))
     label = f"{facts.clock} ({unit})"
-    yield picture(pictures.curve(f"curve-{number}-time", x / seconds, y, label=label, metric=metric))
+    yield pictures.curve(f"curve-{number}-time", x / seconds, y, label=label, metric=metric)
 
 
-def _asynchrony(facts: Facts) -> Html:
-    mixing = facts.mixing
-    if not mixing.applied:
-        return paragraph(text("No update was applied."))
-    largest, seen = shown_to(mixing.staleness), shown_to(mixing.staleness + mixing.staleness_refused)
-    histogram = pictures.staleness("staleness-bars", mixing.staleness, mixing.staleness_refused, seen)
+def _asynchrony(facts: RunFacts) -> list[tuple[Markup, str]]:
+    """Two pictures, each with what it shows."""
+    applied, refused = facts.fold.staleness, facts.staleness_refused()
+    if not applied:
+        return []
+    largest, seen = shown_to(applied), shown_to(applied + refused)
+    histogram = pictures.staleness("staleness-bars", applied, refused, seen)
     label = "share of its version" if _groups(facts) else "alpha_t (coefficient of x_new)"
-    dots = pictures.weights("weights", mixing.weights, _rule_line(facts, largest), largest, label, facts.t)
+    dots = pictures.weights("weights", facts.devices.weights, _rule_line(facts, largest), largest, label, facts.t)
     grouped = "Updates of a group share one version; each has its part of the mean." if _groups(facts) else ""
     said = grouped or "Each dot is updates of one staleness and weight; larger dots are more updates."
-    return side_by_side(picture(histogram, text(_staleness_words(facts, seen))), picture(dots, text(said)))
+    return [(histogram, _staleness_words(facts, seen)), (dots, said)]
 
 
-def _staleness_words(facts: Facts, largest: int) -> str:
-    counts = facts.mixing.staleness
-    both = counts + facts.mixing.staleness_refused
+def _staleness_words(facts: RunFacts, largest: int) -> str:
+    counts = facts.fold.staleness
+    both = counts + facts.staleness_refused()
     beyond = sum(count for staleness, count in both.items() if staleness > largest)
-    middle = f"Of those applied: mean {words.number(facts.mixing.staleness_mean)}, median {quantile(counts, 0.5)}, "
+    middle = f"Of those applied: mean {wording.number(facts.fold.staleness_mean)}, median {quantile(counts, 0.5)}, "
     most = f"19 of 20 at most {quantile(counts, 0.95)}, largest {max(counts)}."
-    return middle + most + (f" {words.many(beyond, 'update')} beyond the right edge." if beyond else "")
+    return middle + most + (f" {wording.many(beyond, 'update')} beyond the right edge." if beyond else "")
 
 
-def _groups(facts: Facts) -> bool:
+def _groups(facts: RunFacts) -> bool:
     return str(facts.settings.get("rule", "")).startswith("fedavg")
 
 
-def _rule_line(facts: Facts, largest: int) -> list[tuple[int, float]]:
-    """What the rule in the settings gives to every staleness now; nothing where that says little."""
-    try:
-        known: dict[str, Any] = {n: v for n, v in facts.settings.items() if n in Settings.names()}
-        rule = method.rule_of(Settings.of(known))
-        if rule.group or rule.needs_distance:
-            return []
-        t = max(facts.t, largest + 1)
-        places = sorted({round(largest * step / RULE_POINTS_MAX) for step in range(RULE_POINTS_MAX + 1)})
-        return [(u, rule.decide(RuleFacts(t=t, tau=t - 1 - u), rule.memory)[0].new) for u in places]
-    except InvalidValue:  # of another version of Offbeat: the updates themselves are drawn all the same
-        return []
+def _rule_line(facts: RunFacts, largest: int) -> list[tuple[int, float]]:
+    places = sorted({round(largest * step / RULE_POINTS_MAX) for step in range(RULE_POINTS_MAX + 1)})
+    return method.rule_curve(facts.settings, max(facts.t, largest + 1), places)

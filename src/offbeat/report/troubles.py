@@ -2,31 +2,26 @@
 
 Rules kept here:
 - Counts are of all there were; lists hold the first LISTED_MAX.
-- What strangers said (names, reasons) is kept as they said it: whoever shows it makes it safe.
+- What strangers said (names, reasons) is kept as they said it: the page makes it safe.
 """
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from offbeat.protocol.messages import Evaluated
-from offbeat.storage.rows import Row
+from offbeat.storage.fold import Rows, Taker
 
 LISTED_MAX = 30
 REASONS_MAX = 50
 """Different reasons that are told apart."""
-ANSWERED = ("busy", "unknown", "not_yours", "repeated")
 OTHER = "other reasons"
 
-Rows = Callable[[str], Iterator[Row]]
-"""The rows of a kind."""
 
-
-class Quarantined(NamedTuple):
-    """A worker that was given nothing any more."""
+class QuarantinedWorker(NamedTuple):
+    """A worker that was given no more tasks."""
 
     worker: int
     at: float
@@ -34,7 +29,7 @@ class Quarantined(NamedTuple):
     readmitted_at: float | None = None
 
 
-class Lost(NamedTuple):
+class LostUpdate(NamedTuple):
     """An acknowledged update that was damaged and dropped."""
 
     task: int
@@ -51,66 +46,69 @@ class Gap(NamedTuple):
 
 @dataclass
 class Troubles:
-    """What went wrong, by kind."""
+    """What went wrong, by kind; a part of the fold."""
 
-    answered: Counter[str] = field(default_factory=Counter)
-    """Pushes that were answered without a decision, or again."""
     bad: Counter[str] = field(default_factory=Counter)
-    """Updates that could not even be looked at, by why."""
+    """Updates that could not be read, by why."""
     quarantines: int = 0
-    quarantined: list[Quarantined] = field(default_factory=list)
+    quarantined: list[QuarantinedWorker] = field(default_factory=list)
     losses: int = 0
-    lost: list[Lost] = field(default_factory=list)
+    lost: list[LostUpdate] = field(default_factory=list)
     released: Counter[str] = field(default_factory=Counter)
     """Leases that ended without an update, by how."""
     gaps: dict[str, Gap] = field(default_factory=dict)
     """By metric."""
+    names: dict[int, str] = field(default_factory=dict)
+    """What workers call themselves."""
+    workers_of: dict[int, int] = field(default_factory=dict)
+    """The worker that joined last for a device."""
 
-    @classmethod
-    def read(cls, rows: Rows) -> "Troubles":
-        """From the rows of a ledger; evaluations are told by `evaluated`."""
-        found = cls(answered=Counter({kind: sum(1 for _ in rows(kind)) for kind in ANSWERED}))
-        for row in rows("bad_update"):
-            why = str(_detail(row).get("why", ""))
-            found.bad[why if why in found.bad or len(found.bad) < REASONS_MAX else OTHER] += 1
-        found._read_quarantines(rows("quarantined"), rows("readmitted"))
-        for row in rows("lost"):
-            found.losses += 1
-            found.lost.append(Lost(row.task or 0, row.decision or 0, row.at))
-        del found.lost[LISTED_MAX:]
-        for row in rows("released"):
-            found.released[_how(row)] += 1
-        return found
+    def takers(self) -> Mapping[str, Taker]:
+        return {"workers": self._workers, "released": self._released, "lost": self._lost}
 
-    def evaluated(self, event: Evaluated) -> None:
+    def evaluated(self, t: int, metrics: Mapping[str, float]) -> None:
         """Take note of metrics that are no numbers."""
-        for name, value in event.metrics.items():
+        for name, value in metrics.items():
             if not isfinite(value):
-                gap = self.gaps.get(name, Gap(0, event.t))
+                gap = self.gaps.get(name, Gap(0, t))
                 self.gaps[name] = Gap(gap.evaluations + 1, gap.first_t)
 
-    def _read_quarantines(self, begun: Iterable[Row], ended: Iterable[Row]) -> None:
-        for row in begun:
-            self.quarantines += 1
-            if len(self.quarantined) < LISTED_MAX:
-                self.quarantined.append(Quarantined(row.worker or 0, row.at, str(_detail(row).get("why", ""))))
-        for row in ended:
-            self.quarantined = [
-                one._replace(readmitted_at=row.at) if _lifts(row, one) else one for one in self.quarantined
-            ]
+    def _workers(self, rows: Rows) -> None:
+        for _, at, kind, worker, device, detail in rows:
+            match kind:
+                case "joined":
+                    self.names[worker] = str(_said(detail, "name"))
+                    self.workers_of[device] = worker
+                case "bad_update":
+                    why = _said(detail, "why")
+                    self.bad[why if why in self.bad or len(self.bad) < REASONS_MAX else OTHER] += 1
+                case "quarantined":
+                    self.quarantines += 1
+                    if len(self.quarantined) < LISTED_MAX:
+                        self.quarantined.append(QuarantinedWorker(worker, at, _said(detail, "why")))
+                case "readmitted":
+                    self._readmitted(worker, at)
+
+    def _readmitted(self, worker: int, at: float) -> None:
+        for index, one in enumerate(self.quarantined):
+            if one.worker == worker and one.readmitted_at is None:
+                self.quarantined[index] = one._replace(readmitted_at=at)
+
+    def _released(self, rows: Rows) -> None:
+        self.released.update(_how(at, deadline, detail) for at, _, _, _, deadline, detail in rows)
+
+    def _lost(self, rows: Rows) -> None:
+        self.losses += len(rows)
+        self.lost.extend(LostUpdate(task, decision, at) for at, task, decision in rows)
+        del self.lost[LISTED_MAX:]
 
 
-def _lifts(row: Row, one: Quarantined) -> bool:
-    return one.worker == row.worker and one.readmitted_at is None and one.at <= row.at
-
-
-def _how(row: Row) -> str:
+def _how(at: float, deadline: float | None, detail: str | None) -> str:
     """How a lease ended without an update."""
-    if _detail(row).get("revoked"):
+    if detail and json.loads(detail).get("revoked"):
         return "revoked"
-    return "expired" if row.deadline is not None and row.at >= row.deadline else "given up"
+    return "expired" if deadline is not None and at >= deadline else "given up"
 
 
-def _detail(row: Row) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(row.detail) if row.detail else {}
-    return found
+def _said(detail: str | None, name: str) -> str:
+    return str(json.loads(detail or "{}").get(name, ""))

@@ -1,12 +1,11 @@
 """Owns the part of a report that says what went wrong, and what that means."""
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from offbeat.protocol.messages import Outcome
-from offbeat.report import words
-from offbeat.report.facts import Facts
-from offbeat.report.page import NOTHING, Html, joined, paragraph, stranger, table, tag, text, value
+from offbeat.report import wording
+from offbeat.report.facts import RunFacts
 
 REFUSED: dict[str, str] = {
     Outcome.TOO_STALE: "Too stale, or its lease was revoked, or its x_tau was gone.",
@@ -35,8 +34,8 @@ HARMLESS = ("refused-finished", "pushes-repeated")
 REASONS_SHOWN = 10
 
 
-class Row(NamedTuple):
-    """A kind of trouble."""
+class Mishap(NamedTuple):
+    """A kind of trouble, how often it happened, and what it means."""
 
     key: str
     name: str
@@ -44,99 +43,40 @@ class Row(NamedTuple):
     meaning: str
 
 
-def wrong_section(facts: Facts, trouble: str | None = None) -> Html:
-    """All of it; a sentence where there is nothing."""
-    rows = list(_rows(facts))
-    is_well = facts.state == "finished" and not trouble and all(row.key in HARMLESS for row in rows)
-    said = paragraph(text("Nothing went wrong.")) if is_well else NOTHING
-    lines = [(text(row.name), text(row.meaning), value(row.many)) for row in rows]
-    shown = table("troubles", ("what", "what it means", "how many"), lines, words=2)
-    parts = [said, *_state(facts), *_trouble(trouble), shown if lines else NOTHING]
-    return joined((*parts, _quarantines(facts), _lost(facts), _bad(facts)))
+def wrong_section(facts: RunFacts, trouble: str | None = None) -> dict[str, Any]:
+    """Everything that went wrong; `trouble` is what a server says that its folder does not."""
+    found = list(_troubles(facts))
+    return {
+        "wrong": found,
+        "trouble": trouble,
+        "is_well": facts.state == "finished" and not trouble and all(one.key in HARMLESS for one in found),
+        "bad": facts.troubles.bad.most_common(REASONS_SHOWN),
+    }
 
 
-def count_wrong(facts: Facts) -> int:
+def count_wrong(facts: RunFacts) -> int:
     """How many things went wrong in a run, the harmless ones left out."""
-    return sum(row.many for row in _rows(facts) if row.key not in HARMLESS)
+    return sum(one.many for one in _troubles(facts) if one.key not in HARMLESS)
 
 
-def _rows(facts: Facts) -> Iterator[Row]:
-    """Only what happened."""
-    found, outcomes = facts.troubles, facts.mixing.outcomes
+def _troubles(facts: RunFacts) -> Iterator[Mishap]:
+    """What happened, kind by kind."""
+    found, outcomes = facts.troubles, facts.fold.rejected()
     yield from _counted("refused", REFUSED, outcomes)
     if found.bad:
-        yield Row("bad", "Unreadable updates", found.bad.total(), "Garbage, a wrong shape, or damaged on the way.")
+        yield Mishap("bad", "Unreadable updates", found.bad.total(), "Garbage, a wrong shape, or damaged on the way.")
     if found.quarantines:
-        yield Row("quarantines", "Quarantines", found.quarantines, "Workers with too many bad updates in a row.")
+        yield Mishap("quarantines", "Quarantines", found.quarantines, "Workers with too many bad updates in a row.")
     if found.losses:
-        yield Row("lost", "Lost updates", found.losses, "Acknowledged, then found damaged, and dropped.")
-    yield from _counted("pushes", ANSWERED, found.answered)
+        yield Mishap("lost", "Lost updates", found.losses, "Acknowledged, then found damaged, and dropped.")
+    yield from _counted("pushes", ANSWERED, facts.fold.kinds)
     yield from _counted("leases", RELEASED, found.released)
     for name, gap in found.gaps.items():
-        meaning = f"Evaluations that were not a finite number; the first is of epoch {words.whole(gap.first_t)}."
-        yield Row(f"gap-{name}", f"Not a number: {name}", gap.evaluations, meaning)
+        meaning = f"Evaluations that were not a finite number; the first is of epoch {wording.whole(gap.first_t)}."
+        yield Mishap(f"gap-{name}", f"Not a number: {name}", gap.evaluations, meaning)
 
 
-def _counted(of: str, meanings: Mapping[str, str], counts: Mapping[str, int]) -> Iterator[Row]:
+def _counted(of: str, meanings: Mapping[str, str], counts: Mapping[str, int]) -> Iterator[Mishap]:
     for kind, meaning in meanings.items():
         if counts.get(kind):
-            yield Row(f"{of}-{kind}", f"{of.capitalize()}: {kind.replace('_', ' ')}", counts[kind], meaning)
-
-
-def _state(facts: Facts) -> Iterator[Html]:
-    if facts.state == "interrupted":
-        said = f"The run was interrupted at epoch {words.whole(facts.t)}; the command that began it goes on from there."
-        yield paragraph(text(said), kind="alarm")
-    if facts.state == "running":
-        yield paragraph(text(f"The run is under way; this is how it stood at epoch {words.whole(facts.t)}."))
-    if facts.state != "finished" and facts.in_flight:
-        yield paragraph(text(f"{words.many(facts.in_flight, 'task')} in flight."))
-
-
-def _trouble(trouble: str | None) -> Iterator[Html]:
-    if trouble:
-        yield paragraph(tag("strong", text("Trouble: ")), text(trouble), kind="alarm")
-
-
-# --- lists -----------------------------------------------------------------------------------------------------------
-
-
-def _quarantines(facts: Facts) -> Html:
-    listed = facts.troubles.quarantined
-    if not listed:
-        return NOTHING
-    rows = [
-        (
-            value(one.worker),
-            stranger(facts.name_of(one.worker)),
-            text(one.why),
-            value(one.at, words.duration(one.at)),
-            text("no") if one.readmitted_at is None else value(one.readmitted_at, words.duration(one.readmitted_at)),
-        )
-        for one in listed
-    ]
-    headings = ("worker", "name", "why", f"at ({facts.clock})", "readmitted")
-    return _listed("Quarantines", table("quarantines", headings, rows, words=3), facts.troubles.quarantines - len(rows))
-
-
-def _lost(facts: Facts) -> Html:
-    listed = facts.troubles.lost
-    if not listed:
-        return NOTHING
-    rows = [(value(one.task), value(one.decision), value(one.at, words.duration(one.at))) for one in listed]
-    headings = ("task", "decision", f"dropped at ({facts.clock})")
-    return _listed("Lost updates", table("lost", headings, rows, words=0), facts.troubles.losses - len(rows))
-
-
-def _bad(facts: Facts) -> Html:
-    reasons = facts.troubles.bad.most_common()
-    if not reasons:
-        return NOTHING
-    rows = [(text(why), value(count)) for why, count in reasons[:REASONS_SHOWN]]
-    shown = table("unreadable", ("why", "how many"), rows)
-    return _listed("Unreadable updates", shown, len(reasons) - len(rows))
-
-
-def _listed(heading: str, shown: Html, more: int) -> Html:
-    rest = paragraph(text(f"And {words.whole(more)} more."), kind="soft") if more > 0 else NOTHING
-    return joined((tag("h3", text(heading)), shown, rest))
+            yield Mishap(f"{of}-{kind}", f"{of.capitalize()}: {kind.replace('_', ' ')}", counts[kind], meaning)

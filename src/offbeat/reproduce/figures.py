@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from offbeat.plots import COLOURS
-from offbeat.reproduce.figure_curves import CurveResults, FigureCurve
-from offbeat.reproduce.targets import ReproductionTarget
-from offbeat.sim.curve import Point
+from offbeat.reproduce.target_runs import CurveResults
+from offbeat.reproduce.targets import FigureCurve, ReproductionTarget
+from offbeat.sim.curve import CurvePoint
 from offbeat.storage.json_file import write_json
 
 AXES = {"gradients": "gradients applied to the global model", "virtual_s": "virtual time (s)"}
@@ -77,7 +77,7 @@ def _end(curve: FigureCurve, target: ReproductionTarget, results: CurveResults) 
     return CurveEnd(label, fmean(finals), spread, fmean(best), runs[0][-1].gradients, len(runs), round(sum(walls), 1))
 
 
-def _runs(curve: FigureCurve, results: CurveResults) -> list[list[Point]]:
+def _runs(curve: FigureCurve, results: CurveResults) -> list[list[CurvePoint]]:
     return [points for seed, points in results.points(curve).items() if seed in curve.seeds]
 
 
@@ -126,7 +126,7 @@ def joined(labels: Sequence[str]) -> str:
 
 
 def _band(
-    axes: Axes, label: str, runs: Sequence[Sequence[Point]], target: ReproductionTarget, colour: str, style: Any
+    axes: Axes, label: str, runs: Sequence[Sequence[CurvePoint]], target: ReproductionTarget, colour: str, style: Any
 ) -> None:
     at = np.array([[getattr(p, "at" if target.axis == "virtual_s" else "gradients") for p in run] for run in runs])
     values = np.array([[point.metrics[target.metric] for point in run] for run in runs])
@@ -138,32 +138,30 @@ def _band(
 
 
 def _ends(axes: Axes, target: ReproductionTarget, results: CurveResults) -> None:
-    """The final metric against the maximum staleness."""
     lines: dict[str, list[tuple[float, CurveEnd]]] = {}
     for line, x, curve in target.places:
         if end := _end(curve, target, results):
             lines.setdefault(line, []).append((x, end))
     for (line, places), colour in zip(lines.items(), COLOURS, strict=False):
-        x, ends = zip(*sorted(places), strict=True)
-        means, spreads = [end.mean for end in ends], [end.spread for end in ends]
-        axes.errorbar(x, means, yerr=spreads, marker="o", capsize=3, color=colour, label=f"FedAsync+{line}")
-    _labels(
-        axes, target, "maximum staleness", max((end.seeds for places in lines.values() for _, end in places), default=0)
-    )
+        _bars(axes, sorted(places), marker="o", color=colour, label=f"FedAsync+{line}")
+    seeds = max((end.seeds for places in lines.values() for _, end in places), default=0)
+    _labels(axes, target, "maximum staleness", seeds)
     axes.legend(frameon=False)
 
 
+def _bars(axes: Axes, places: Sequence[tuple[float, CurveEnd]], **style: Any) -> None:
+    means, spreads = [end.mean for _, end in places], [end.spread for _, end in places]
+    axes.errorbar([x for x, _ in places], means, yerr=spreads, capsize=3, **style)
+
+
 def _grid(axes: Axes, target: ReproductionTarget, results: CurveResults) -> None:
-    """The final metric of every combination, side by side."""
     names = list(dict.fromkeys(place.x for place in target.places))
     seeds = 0
     for k, colour, shift in ((4, COLOURS[0], -0.12), (16, COLOURS[1], 0.12)):
-        here = [(names.index(place.x), place.curve) for place in target.places if place.line == k]
+        here = [(names.index(place.x) + shift, place.curve) for place in target.places if place.line == k]
         there = [(x, end) for x, curve in here if (end := _end(curve, target, results))]
         seeds = max([seeds, *(end.seeds for _, end in there)])
-        x = [place + shift for place, _ in there]
-        means, spreads = [end.mean for _, end in there], [end.spread for _, end in there]
-        axes.errorbar(x, means, yerr=spreads, fmt="o", capsize=3, color=colour, label=f"maximum staleness {k}")
+        _bars(axes, there, fmt="o", color=colour, label=f"maximum staleness {k}")
     axes.set_xticks(
         range(len(names)), [f"gamma {g:g}\nrho {r:g}\nalpha {a:g}" for g, r, a in names], fontsize="x-small"
     )

@@ -1,29 +1,74 @@
-"""Owns the running of a target: curves and seeds without a result are run on all cores, and kept as they finish."""
+"""Owns the runs of a target: results of curves as files that can be committed, and the running of what has none.
 
+Rules kept here:
+- A curve is identified by the hash of everything that determines it, so results of other settings are never its own.
+- Results are kept seed by seed, as runs finish: an interrupted reproduction keeps the runs that it has finished.
+"""
+
+import csv
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from offbeat.errors import OffbeatError
 from offbeat.hosting.loading import load
-from offbeat.reproduce.figure_curves import CurveResults, FigureCurve
-from offbeat.reproduce.targets import ReproductionTarget
+from offbeat.reproduce.targets import FigureCurve, ReproductionTarget
 from offbeat.sim.backends import HERE, Backend
-from offbeat.sim.curve import CURVE, read_curve
+from offbeat.sim.curve import CURVE, CurvePoint, read_curve
 from offbeat.sim.spec import ComparedRun
-from offbeat.storage.json_file import read_json
+from offbeat.storage.disk import aside
+from offbeat.storage.json_file import read_json, write_json
 from offbeat.storage.run_folder import SUMMARY
+
+FOLDER = "curves"
 
 Tell = Callable[[float, int], None]
 
 
-class SeedRun(NamedTuple):
-    """One run of a target: a curve with one of its seeds."""
+class CurveResults:
+    """Results of curves in a folder: a CSV file of points for each, and a JSON file of its settings and runs."""
 
-    curve: FigureCurve
-    seed: int
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / FOLDER
+
+    def points(self, curve: FigureCurve) -> dict[int, list[CurvePoint]]:
+        path = self._path(curve, "csv")
+        if not path.exists():
+            return {}
+        found: dict[int, list[CurvePoint]] = {}
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                seed, t, gradients = (int(row.pop(name)) for name in ("seed", "t", "gradients"))
+                at = float(row.pop("virtual_s"))
+                found.setdefault(seed, []).append(
+                    CurvePoint(t, at, gradients, 0, {name: float(value) for name, value in row.items()})
+                )
+        return found
+
+    def facts(self, curve: FigureCurve) -> dict[str, Any]:
+        path = self._path(curve, "json")
+        return read_json(path) if path.exists() else {}
+
+    def add(self, curve: FigureCurve, seed: int, points: Sequence[CurvePoint], facts: Mapping[str, Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        there = self.points(curve) | {seed: list(points)}
+        runs = self.facts(curve).get("runs", {}) | {str(seed): dict(facts)}
+        settings = {name: value for name, value in curve.settings(0).as_dict().items() if name != "seed"}
+        about = {"label": curve.label, "task": curve.task, "hash": curve.hash, "settings": settings, "runs": runs}
+        names = list(points[-1].metrics)
+        with aside(self._path(curve, "csv")) as temporary, temporary.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["seed", "t", "gradients", "virtual_s", *names])
+            for number, curve_points in sorted(there.items()):
+                for point in curve_points:
+                    values = (f"{point.metrics[name]:.6g}" for name in names)
+                    writer.writerow([number, point.t, point.gradients, f"{point.at:.6g}", *values])
+        write_json(self._path(curve, "json"), about)
+
+    def _path(self, curve: FigureCurve, ending: str) -> Path:
+        return self.folder / f"{curve.name}.{ending}"
 
 
 def run_target(
@@ -36,13 +81,18 @@ def run_target(
     ray_address: str | None = None,
     tell: Tell = lambda *_: None,
 ) -> None:
-    """Run what has no result; `tell` is given the number of finished runs and of all runs, and may raise `Stop`."""
-    wanted = list(dict.fromkeys(SeedRun(curve, seed) for curve in target.curves for seed in curve.seeds))
-    missing = _missing(wanted, results)
-    done = len(wanted) - len(missing)
-    entries = {
-        ComparedRun(run.curve.name, run.seed, run.curve.settings(run.seed), _folder(work, run)): run for run in missing
-    }
+    """Run what has no result, on all cores; `tell` is given the number of finished runs and of all runs.
+
+    It may raise `StopRequested`.
+    """
+    wanted = dict.fromkeys((curve, seed) for curve in target.curves for seed in curve.seeds)
+    entries: dict[ComparedRun, FigureCurve] = {}
+    for curve, seed in wanted:
+        if seed not in results.points(curve):
+            folder = work / curve.name / f"seed-{seed}"
+            entry = ComparedRun(curve.name, seed, curve.settings(seed), folder)
+            entries.setdefault(entry, curve)  # two labels may share one run
+    done = len(wanted) - len(entries)
 
     def heard(far: float) -> None:
         _harvest(entries, results)
@@ -52,10 +102,10 @@ def run_target(
     place.check([*entries])
     heard(0.0)
     if entries:
-        load(
-            missing[0].curve.task, missing[0].curve.settings(missing[0].seed)
-        )  # fetches the data, or raises with what to do
-        failures = place.run(missing[0].curve.task, _ordered(entries), heard)
+        first, curve = next(iter(entries.items()))
+        load(curve.task, first.settings)  # fetches the data, or raises with what to do
+        # seed by seed, so that every curve has its first seed before any has its last
+        failures = place.run(curve.task, sorted(entries, key=lambda entry: entry.seed), heard)
         _harvest(entries, results)
         if failures:
             why = "; ".join(f"{failure.method} (seed {failure.seed}): {failure.message}" for failure in failures[:3])
@@ -65,35 +115,16 @@ def run_target(
     tell(len(wanted), len(wanted))
 
 
-def _missing(wanted: Sequence[SeedRun], results: CurveResults) -> list[SeedRun]:
-    """Runs without a result, each once: two labels may share one run."""
-    found: dict[tuple[str, int], SeedRun] = {}
-    for run in wanted:
-        if run.seed not in results.points(run.curve):
-            found.setdefault((run.curve.name, run.seed), run)
-    return list(found.values())
-
-
-def _ordered(entries: Iterable[ComparedRun]) -> list[ComparedRun]:
-    """Seed by seed, so that every curve has its first seed before any has its last."""
-    return sorted((entry for entry in entries if not (entry.folder / SUMMARY).exists()), key=lambda e: e.seed)
-
-
-def _folder(work: Path, run: SeedRun) -> Path:
-    return work / run.curve.name / f"seed-{run.seed}"
-
-
-def _harvest(entries: dict[ComparedRun, SeedRun], results: CurveResults) -> None:
+def _harvest(entries: dict[ComparedRun, FigureCurve], results: CurveResults) -> None:
     """Keep the results of runs that have finished since the last call."""
-    for entry, run in list(entries.items()):
+    for entry, curve in list(entries.items()):
         if (entry.folder / SUMMARY).exists():
             summary = read_json(entry.folder / SUMMARY)
-            results.add(run.curve, run.seed, read_curve(entry.folder / CURVE), facts(summary))
+            results.add(curve, entry.seed, read_curve(entry.folder / CURVE), facts(summary))
             del entries[entry]
 
 
 def facts(summary: dict[str, Any]) -> dict[str, Any]:
-    """Facts about a run that are kept beside its curve."""
     names = ("t", "applied", "gradients", "staleness_mean", "staleness_largest", "x_sha256", "wall_s")
     return {name: summary[name] for name in names} | {
         "offbeat": version("offbeat"),

@@ -1,33 +1,28 @@
 """Owns the targets: which curves each figure has, at which scale."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
 from offbeat.errors import InvalidValue
-from offbeat.reproduce.figure_curves import FigureCurve
-from offbeat.reproduce.paper import (
-    CIFAR,
-    CIFAR_EPOCHS,
-    FEDAVG_K,
-    STALENESS_RHO,
-    WIKITEXT,
-    WIKITEXT_EPOCHS,
-    As,
-    PaperReading,
-    Values,
-)
+from offbeat.reproduce import paper
+from offbeat.reproduce.paper import FEDAVG_K, As, PaperReading, Values
+from offbeat.settings import Settings
 
 Kind = Literal["curves", "ends", "grid"]
 ADAPTIVE = ("Const", "Poly", "Hinge")
 HINGE_A = 10
+RECIPE = 1
+"""Raised when settings or tasks change their meaning: every result before it is out of date."""
+HASH_LETTERS = 10
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of the paper is run."""
-
     seeds: tuple[int, ...]
     cifar: Values
     cifar_epochs: int
@@ -69,16 +64,45 @@ SCALES: dict[str, Scale] = {
     "paper": Scale(
         seeds=tuple(range(10)),
         cifar={},
-        cifar_epochs=CIFAR_EPOCHS,
+        cifar_epochs=paper.CIFAR_EPOCHS,
         wikitext={},
-        wikitext_epochs=WIKITEXT_EPOCHS,
+        wikitext_epochs=paper.WIKITEXT_EPOCHS,
         evaluations=200,
         large_batch_gradients=20_000,
         staleness=(2, 4, 6, 8, 12, 16, 20, 30, 40, 50),
-        sensitivity_epochs=CIFAR_EPOCHS,
+        sensitivity_epochs=paper.CIFAR_EPOCHS,
         whole_grid=True,
     ),
 }
+
+
+@dataclass(frozen=True)
+class FigureCurve:
+    """One line of a figure, identified by the hash of everything that determines its results."""
+
+    label: str
+    task: str
+    values: Mapping[str, Any] = field(hash=False)
+    seeds: tuple[int, ...]
+
+    def settings(self, seed: int) -> Settings:
+        return Settings.of({**self.values, "seed": seed})
+
+    @property
+    def hash(self) -> str:
+        """Of everything that determines its results except the seed."""
+        plain = Settings().as_dict()
+        chosen = {name: value for name, value in self.settings(0).as_dict().items() if value != plain[name]}
+        text = json.dumps({"recipe": RECIPE, "task": self.task, "settings": chosen}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:HASH_LETTERS]
+
+    @property
+    def name(self) -> str:
+        settings = self.settings(0)
+        words = [self.task, settings.rule]
+        if settings.rule == "fedasync":
+            words += [settings.staleness_fn, f"alpha{settings.alpha:g}", settings.device_model]
+        return "-".join("".join(c if c.isalnum() or c == "." else "" for c in word) for word in [*words, self.hash])
 
 
 class PlacedCurve(NamedTuple):
@@ -91,8 +115,6 @@ class PlacedCurve(NamedTuple):
 
 @dataclass(frozen=True)
 class ReproductionTarget:
-    """One figure."""
-
     name: str
     title: str
     metric: str
@@ -163,36 +185,26 @@ def target(name: str, scale: str = "laptop", as_: As = "text") -> ReproductionTa
 
 
 def _cifar(scale: Scale, as_: As) -> CurveMaker:
-    return CurveMaker("cifar10", CIFAR[as_], scale.cifar, scale.cifar_epochs, 10, scale)
+    return CurveMaker("cifar10", paper.CIFAR[as_], scale.cifar, scale.cifar_epochs, 10, scale)
 
 
-def _wikitext(scale: Scale, as_: As) -> CurveMaker:
-    return CurveMaker("wikitext2", WIKITEXT[as_], scale.wikitext, scale.wikitext_epochs, 30, scale)
+def _cifar_k(k: int, scale: Scale, as_: As) -> ReproductionTarget:
+    maker = _cifar(scale, as_)
+    large = {"batch_size": 1000, "epochs": max(1, scale.large_batch_gradients // maker.h)}
+    curves = [maker.sgd("SGD, batch 50", batch_size=50), maker.sgd("SGD, batch 1000", **large), maker.fedavg()]
+    curves += [maker.fedasync(fn, alpha, k) for alpha in maker.reading.alphas for fn in ADAPTIVE]
+    return ReproductionTarget(f"cifar-k{k}", f"CIFAR-10, maximum staleness {k}", "accuracy", tuple(curves))
 
 
-def _cifar_k(k: int) -> Callable[[Scale, As], ReproductionTarget]:
-    def make(scale: Scale, as_: As) -> ReproductionTarget:
-        maker = _cifar(scale, as_)
-        large = {"batch_size": 1000, "epochs": max(1, scale.large_batch_gradients // maker.h)}
-        curves = [maker.sgd("SGD, batch 50", batch_size=50), maker.sgd("SGD, batch 1000", **large), maker.fedavg()]
-        curves += [maker.fedasync(fn, alpha, k) for alpha in maker.reading.alphas for fn in ADAPTIVE]
-        return ReproductionTarget(f"cifar-k{k}", f"CIFAR-10, maximum staleness {k}", "accuracy", tuple(curves))
-
-    return make
-
-
-def _wikitext_k(k: int) -> Callable[[Scale, As], ReproductionTarget]:
-    def make(scale: Scale, as_: As) -> ReproductionTarget:
-        maker = _wikitext(scale, as_)
-        curves = [maker.sgd(), maker.fedavg()]
-        curves += [maker.fedasync(fn, alpha, k) for alpha in maker.reading.alphas for fn in ADAPTIVE]
-        return ReproductionTarget(f"wikitext-k{k}", f"WikiText-2, maximum staleness {k}", "perplexity", tuple(curves))
-
-    return make
+def _wikitext_k(k: int, scale: Scale, as_: As) -> ReproductionTarget:
+    maker = CurveMaker("wikitext2", paper.WIKITEXT[as_], scale.wikitext, scale.wikitext_epochs, 30, scale)
+    curves = [maker.sgd(), maker.fedavg()]
+    curves += [maker.fedasync(fn, alpha, k) for alpha in maker.reading.alphas for fn in ADAPTIVE]
+    return ReproductionTarget(f"wikitext-k{k}", f"WikiText-2, maximum staleness {k}", "perplexity", tuple(curves))
 
 
 def _staleness(scale: Scale, as_: As) -> ReproductionTarget:
-    maker, rho = _cifar(scale, as_), STALENESS_RHO[as_]
+    maker, rho = _cifar(scale, as_), paper.STALENESS_RHO[as_]
     places = [PlacedCurve(fn, k, maker.fedasync(fn, 0.9, k, rho=rho)) for fn, k in product(ADAPTIVE, scale.staleness)]
     return _placed("staleness", "CIFAR-10 at the end, alpha 0.9", "ends", places)
 
@@ -243,17 +255,17 @@ def _clock(scale: Scale, as_: As) -> ReproductionTarget:
 def _partial(scale: Scale, as_: As) -> ReproductionTarget:
     """The network of the paper's width, for the first 3,000 gradients of one seed."""
     epochs = min(scale.cifar_epochs, 300)
-    maker = CurveMaker("cifar10", CIFAR[as_], {}, epochs, 10, scale)
+    maker = CurveMaker("cifar10", paper.CIFAR[as_], {}, epochs, 10, scale)
     curves = tuple(replace(curve, seeds=(0,)) for curve in (maker.fedavg(), maker.fedasync("Poly", 0.6, 4)))
     title = f"CIFAR-10, full width, the first {10 * epochs:,} gradients"
     return ReproductionTarget("cifar-partial", title, "accuracy", curves)
 
 
 TARGETS: dict[str, Callable[[Scale, As], ReproductionTarget]] = {
-    "cifar-k4": _cifar_k(4),
-    "cifar-k16": _cifar_k(16),
-    "wikitext-k4": _wikitext_k(4),
-    "wikitext-k16": _wikitext_k(16),
+    "cifar-k4": partial(_cifar_k, 4),
+    "cifar-k16": partial(_cifar_k, 16),
+    "wikitext-k4": partial(_wikitext_k, 4),
+    "wikitext-k16": partial(_wikitext_k, 16),
     "staleness": _staleness,
     "sensitivity": _sensitivity,
     "skewed": _skewed,

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from offbeat.errors import InvalidValue
-from offbeat.storage.aside import aside, cannot_write
+from offbeat.storage.disk import aside, cannot_write
 from offbeat.storage.json_file import read_json
 from offbeat.storage.lock import Lock
 
@@ -47,8 +47,6 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class Right(StrEnum):
-    """The right to a kind of call."""
-
     WORK = "work"
     """Join, ask, heartbeat, push, leave."""
     MODELS = "models"
@@ -60,8 +58,6 @@ class Right(StrEnum):
 
 
 class Role(StrEnum):
-    """What a token is for."""
-
     WORKER = "worker"
     VIEWER = "viewer"
     ADMIN = "admin"
@@ -145,7 +141,6 @@ class TokenBook:
         return self.check_digest(digest_of(token))
 
     def check_digest(self, digest: str) -> TokenEntry | None:
-        """The entry of the token with this sha256."""
         found = None
         for entry in self._current():
             if hmac.compare_digest(entry.sha256, digest) and entry.revoked is None:
@@ -191,7 +186,6 @@ def bearer(header: str | None) -> str | None:
 
 
 def check_name(name: Any) -> str:
-    """The name, if it is allowed."""
     if not isinstance(name, str) or not 1 <= len(name) <= NAME_MAX or not name.isprintable() or name != name.strip():
         shown = repr(name)[: NAME_MAX + 2]
         raise InvalidValue(f"{shown} is no name; use 1 to {NAME_MAX} printable characters, no space at either end")

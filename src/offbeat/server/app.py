@@ -56,7 +56,6 @@ _RIGHT_OF = {route.handler: route.right for route in ROUTES}
 
 
 def make_app(context: ServerContext) -> web.Application:
-    """The application of one served run."""
     app = web.Application(client_max_size=JSON_BYTES_MAX, middlewares=[refusing, admitting])
     app[CONTEXT], app[SILENT] = context, set()
     app[uploads.UPLOADS] = uploads.Uploads()
@@ -74,7 +73,6 @@ async def expecting(request: web.Request) -> None:
 
 @web.middleware
 async def refusing(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn every error into a refusal."""
     request.app[SILENT].discard(request.protocol)
     refusal: Refusal | None = None
     try:
@@ -104,7 +102,6 @@ async def refusing(request: web.Request, handler: Handler) -> web.StreamResponse
 
 @web.middleware
 async def admitting(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse requests without the right that their path needs."""
     theirs = request.headers.get("Offbeat-Protocol", str(PROTOCOL))
     if theirs != str(PROTOCOL):
         raise Refusal("wrong_version", f"the request is of protocol {theirs[:20]!r}; this server speaks {PROTOCOL}")

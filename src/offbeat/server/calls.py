@@ -13,20 +13,10 @@ from typing import Any
 from aiohttp import web
 
 from offbeat.hosting.loading import OFFERED, OVERRIDES
+from offbeat.protocol import messages
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.messages import (
-    HeartbeatArrived,
-    Lease,
-    LeaseReturned,
-    SendTask,
-    TellFinished,
-    TellQuarantined,
-    WorkerBarred,
-    WorkerJoined,
-    WorkerLeft,
-    WorkerReadmitted,
-)
-from offbeat.server.access import Role
+from offbeat.protocol.messages import Lease
+from offbeat.server.access import Role, digest_of
 from offbeat.server.context import (
     NUMBER_DIGITS_MAX,
     PROTOCOL,
@@ -43,7 +33,7 @@ from offbeat.server.context import (
 from offbeat.server.long_poll import News, Superseded
 from offbeat.server.pulls import address_of
 from offbeat.server.refusals import Refusal, answer
-from offbeat.server.sessions import WorkerSession, digest_of, new_secret
+from offbeat.server.sessions import WorkerSession, new_secret
 
 NAME_MAX = 100
 TASK_MAX = 1000
@@ -63,7 +53,6 @@ JOIN = {
 
 
 async def join(request: web.Request) -> web.Response:
-    """A worker comes, or comes back."""
     context = context_of(request)
     body = await json_of(request, JOIN)
     _check_protocol(body)
@@ -115,8 +104,8 @@ async def _joined(
     await _release_other(context, worker, holding)
     secret = new_secret(worker)
     facts = (worker, device, name, digest_of(secret))
-    await context.tell(lambda at: WorkerJoined(at, *facts))
-    return secret, sessions.take(WorkerJoined(0.0, *facts))
+    await context.tell(lambda at: messages.WorkerJoined(at, *facts))
+    return secret, sessions.take(messages.WorkerJoined(0.0, *facts))
 
 
 async def _release_other(context: ServerContext, worker: int, holding: int | None) -> None:
@@ -124,11 +113,10 @@ async def _release_other(context: ServerContext, worker: int, holding: int | Non
     lease: Lease | None = await context.ask(lambda c: c.book.of_worker(worker))
     if lease is not None and lease.task != holding:
         task = lease.task
-        await context.tell(lambda at: LeaseReturned(at, worker, task))
+        await context.tell(lambda at: messages.LeaseReturned(at, worker, task))
 
 
 def _about(context: ServerContext, session: WorkerSession, secret: str) -> dict[str, Any]:
-    """What a worker must know of the run."""
     chosen = context.settings.as_dict()
     shown = (name for name in (*OFFERED, *OVERRIDES, "gamma_schedule") if name != "task_args" or chosen[name])
     return {
@@ -150,39 +138,39 @@ def _about(context: ServerContext, session: WorkerSession, secret: str) -> dict[
 
 
 async def leave(request: web.Request) -> web.Response:
-    """A worker goes."""
     context = context_of(request)
     session = session_of(request, number_in_path(request, "worker"))
-    await context.tell(lambda at: WorkerLeft(at, session.worker))
+    await context.tell(lambda at: messages.WorkerLeft(at, session.worker))
     context.sessions.left(session.worker)
     return web.Response(status=204)
 
 
 async def readmit(request: web.Request) -> web.Response:
-    """Lift a quarantine."""
-    context, worker = context_of(request), number_in_path(request, "worker")
-    if context.sessions.of(worker) is None:
-        raise Refusal("not_found", f"there is no worker {worker}")
-    await context.tell(lambda at: WorkerReadmitted(at, worker))
+    context, worker = context_of(request), _known_worker(request)
+    await context.tell(lambda at: messages.WorkerReadmitted(at, worker))
     return web.Response(status=204)
 
 
 async def bar(request: web.Request) -> web.Response:
     """Quarantine a worker by hand."""
-    context, worker = context_of(request), number_in_path(request, "worker")
-    body = await json_of(request, {"why": (str,)})
-    if context.sessions.of(worker) is None:
-        raise Refusal("not_found", f"there is no worker {worker}")
+    context, body = context_of(request), await json_of(request, {"why": (str,)})
+    worker = _known_worker(request)
     why = str(body.get("why") or "an administrator said so")[:WHY_MAX]
-    await context.tell(lambda at: WorkerBarred(at, worker, why))
+    await context.tell(lambda at: messages.WorkerBarred(at, worker, why))
     return web.Response(status=204)
+
+
+def _known_worker(request: web.Request) -> int:
+    worker = number_in_path(request, "worker")
+    if context_of(request).sessions.of(worker) is None:
+        raise Refusal("not_found", f"there is no worker {worker}")
+    return worker
 
 
 # --- tasks -----------------------------------------------------------------------------------------------------------
 
 
 async def ask(request: web.Request) -> web.StreamResponse:
-    """Wait for a task."""
     context = context_of(request)
     session = session_of(request, number_in_path(request, "worker"))
     session.asking = True
@@ -195,7 +183,7 @@ async def ask(request: web.Request) -> web.StreamResponse:
         await response.prepare(request)
         await response.write_eof()
     except (ConnectionError, asyncio.CancelledError):
-        if isinstance(news, SendTask):
+        if isinstance(news, messages.SendTask):
             context.long_poll.hand_back(news.lease)
         raise
     return response
@@ -208,11 +196,11 @@ def _patience(request: web.Request, longest: float) -> float:
 
 def _said(context: ServerContext, news: News) -> dict[str, Any]:
     match news:
-        case SendTask():
+        case messages.SendTask():
             return {"state": "working", "lease": _lease(context, news.lease)}
-        case TellFinished():
+        case messages.TellFinished():
             return {"state": "finished", "reason": context.run.coordinator.end_reason}
-        case TellQuarantined():
+        case messages.TellQuarantined():
             raise Refusal("quarantined", f"this worker is quarantined: {news.why}", retry_after_s=QUARANTINE_RETRY_S)
         case Superseded():
             raise Refusal("superseded", "a newer request of the same worker waits for a task")
@@ -235,7 +223,6 @@ def _lease(context: ServerContext, lease: Lease) -> dict[str, Any]:
 
 
 async def heartbeat(request: web.Request) -> web.Response:
-    """Still training."""
     context, task = context_of(request), number_in_path(request, "task")
     session = session_of(request)
     body = await json_of(request, {"progress": (int, float, type(None))})
@@ -243,7 +230,7 @@ async def heartbeat(request: web.Request) -> web.Response:
     if progress is not None and not 0 <= progress <= 1:
         raise Refusal("bad_request", f"progress is {progress!r} but must lie in 0..1")
     await context.ask(lambda c: _refuse_released(c, session.worker, task))
-    await context.tell(lambda at: HeartbeatArrived(at, task))
+    await context.tell(lambda at: messages.HeartbeatArrived(at, task))
     session.progress = progress
     lease_s = context.run.coordinator.plan.lease_s
     return answer({"lease_s": lease_s if isfinite(lease_s) else None})
@@ -265,5 +252,5 @@ async def hand_back(request: web.Request) -> web.Response:
     """The worker will not do this task."""
     context, task = context_of(request), number_in_path(request, "task")
     session = session_of(request)
-    await context.tell(lambda at: LeaseReturned(at, session.worker, task))
+    await context.tell(lambda at: messages.LeaseReturned(at, session.worker, task))
     return web.Response(status=204)

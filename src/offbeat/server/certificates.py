@@ -1,9 +1,9 @@
-"""Owns the server's TLS: a certificate authority of its own, a server certificate, and the contexts of both ends.
+"""Owns the server's TLS: a certificate authority of its own, a server certificate, and the context that uses it.
 
 Rules kept here:
 - Workers trust one file, ca.pem, and nothing else. It is made once; the server's certificate is renewed from it.
 - A private key is readable by its owner alone, and never leaves the folder.
-- Only making certificates needs `cryptography`: a worker's context does not.
+- Only making certificates needs `cryptography`; using them does not.
 """
 
 import re
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from offbeat.errors import InvalidValue, MissingExtra
 from offbeat.server.access import locked, write_private
-from offbeat.storage.aside import aside, cannot_write
+from offbeat.storage.disk import aside, cannot_write
 
 with suppress(ImportError):
     from cryptography import x509
@@ -54,9 +54,9 @@ class _Ca(NamedTuple):
     key: "ec.EllipticCurvePrivateKey"
 
 
-def make(folder: Path, hosts: Sequence[str], days: int = DAYS) -> Issued:
+def make(folder: Path, hosts: Sequence[str]) -> Issued:
     """A new certificate authority in `folder`, and a server certificate for these hosts and this machine."""
-    _check(days)
+    _refuse_missing()
     names = _names(hosts)
     with locked(_folder(folder)):
         if (folder / CA_CERT).exists() or (folder / CA_KEY).exists():
@@ -64,21 +64,20 @@ def make(folder: Path, hosts: Sequence[str], days: int = DAYS) -> Issued:
         ca = _new_ca()
         write_private(folder / CA_KEY, _pem(ca.key))
         _write(folder / CA_CERT, ca.cert)
-        return _issue(folder, ca, names, days)
+        return _issue(folder, ca, names)
 
 
-def renew(folder: Path, hosts: Sequence[str] = (), days: int = DAYS) -> Issued:
+def renew(folder: Path, hosts: Sequence[str] = ()) -> Issued:
     """A new server certificate and key from the CA in `folder`; for the same hosts as before if none are given."""
-    _check(days)
+    _refuse_missing()
     names = _names(hosts or read(folder).hosts)
     ca = _load_ca(folder)
     with locked(folder):
-        return _issue(folder, ca, names, days)
+        return _issue(folder, ca, names)
 
 
 def read(folder: Path) -> Issued:
-    """What the server certificate in `folder` says."""
-    _check()
+    _refuse_missing()
     cert = _load(folder / SERVER_CERT, "renew it with --host NAME")
     try:
         names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -87,10 +86,9 @@ def read(folder: Path) -> Issued:
     return Issued(tuple(str(name.value) for name in names), cert.not_valid_after_utc)
 
 
-def server_context(where: Path, key: Path | None = None) -> ssl.SSLContext:
-    """TLS for the server: from a folder that `make` made, or from a certificate (with its chain) and its key."""
-    cert = where / SERVER_CERT if key is None else where
-    key = key or where / SERVER_KEY
+def server_context(folder: Path) -> ssl.SSLContext:
+    """TLS for the server: with what `make` made, or with a certificate (and its chain) and a key in their place."""
+    cert, key = folder / SERVER_CERT, folder / SERVER_KEY
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
@@ -100,18 +98,6 @@ def server_context(where: Path, key: Path | None = None) -> ssl.SSLContext:
             f"cannot use {cert} with {key}: {_why(error)}; "
             "they must be a PEM certificate and its own key, without a pass phrase"
         ) from error
-    return context
-
-
-def worker_context(ca: Path | None = None) -> ssl.SSLContext:
-    """TLS for a worker: it trusts this CA and no other; without one, those that the system trusts."""
-    try:
-        context = ssl.create_default_context(cafile=ca)
-    except OSError as error:
-        raise InvalidValue(
-            f"cannot use {ca} as a CA: {_why(error)}; copy {CA_CERT} from the folder that `offbeat init` made"
-        ) from error
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 
 
@@ -167,9 +153,9 @@ def _new_ca() -> _Ca:
     return _Ca(cert.sign(key, hashes.SHA256()), key)
 
 
-def _issue(folder: Path, ca: _Ca, names: "list[x509.GeneralName]", days: int) -> Issued:
+def _issue(folder: Path, ca: _Ca, names: "list[x509.GeneralName]") -> Issued:
     key = ec.generate_private_key(ec.SECP256R1())
-    until = min(datetime.now(UTC) + timedelta(days=days), ca.cert.not_valid_after_utc)
+    until = min(datetime.now(UTC) + timedelta(days=DAYS), ca.cert.not_valid_after_utc)
     issuer = ca.cert.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     cert = (
         _builder(key.public_key(), _called("Offbeat server"), until)
@@ -208,11 +194,9 @@ def _called(name: str) -> "x509.Name":
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def _check(days: int = 1) -> None:
+def _refuse_missing() -> None:
     if "ec" not in globals():
         raise MissingExtra("cryptography", "serve")
-    if not 1 <= days <= CA_DAYS:
-        raise InvalidValue(f"days is {days}; a server certificate is valid for 1..{CA_DAYS} days")
 
 
 def _folder(path: Path) -> Path:

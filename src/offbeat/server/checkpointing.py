@@ -17,6 +17,7 @@ from offbeat.core.layout import Model
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Decision, TimePassed
 from offbeat.protocol.snapshot import snapshot
+from offbeat.server.settings import ServerSettings
 from offbeat.server.update_store import UpdateStore
 from offbeat.server.version_store import VersionStore
 from offbeat.storage.checkpoints import Checkpoint, Checkpoints
@@ -45,15 +46,12 @@ class Checkpointer:
         updates: UpdateStore,
         versions: VersionStore,
         stood: tuple[Model, Model],
-        *,
-        every: int,
-        keep_updates: bool,
+        limits: ServerSettings,
     ) -> None:
         self.stood = stood
         """w and x after the last pass of the mixer that the coordinator knows of."""
         self._checkpoints, self._coordinator, self._ledger = checkpoints, coordinator, ledger
-        self._updates, self._versions = updates, versions
-        self._every, self._keep_updates = every, keep_updates
+        self._updates, self._versions, self._limits = updates, versions, limits
         self._t = self._events = self._bytes = 0
         """Where the run stood at the last checkpoint."""
         self._mark = -1
@@ -84,7 +82,12 @@ class Checkpointer:
         """After `every` versions, many events (a fleet may only ask), or where updates need the room of others."""
         published = self._coordinator.t - self._t
         crowded = self._updates.bytes() - self._bytes >= self._updates.bytes_max // ROOM and published > 0
-        return published >= self._every or events - self._events >= EVENTS_MAX or crowded or self._updates.short
+        return (
+            published >= self._limits.checkpoint_every
+            or events - self._events >= EVENTS_MAX
+            or crowded
+            or self._updates.short
+        )
 
     def _between_versions(self) -> bool:
         c = self._coordinator
@@ -123,7 +126,7 @@ class Checkpointer:
         with Ledger.open(self._ledger.path, read_only=True) as ledger:  # after the pins: what was judged is here
             waiting = ledger.latest_applied(state["applied"] - state["mixed"], state["sequence"])
             since = [d for d in map(as_decision, ledger.rows("decided", after=oldest)) if d.mix is not None]
-            if not self._keep_updates:
+            if self._limits.keep_updates == "needed":
                 needed = {d.lease.task for d in (*waiting, *since)}
                 there = applied_of(ledger, self._updates.tasks() - needed)
                 self._updates.remove({d.lease.task for d in there if d.sequence <= state["sequence"]})
@@ -148,6 +151,5 @@ class Checkpointer:
 
 
 def applied_of(ledger: Ledger, tasks: Iterable[int]) -> list[Decision]:
-    """The decisions on these tasks that were applied."""
     found = (as_decision(row) for task in tasks for row in ledger.rows("decided", task=task))
     return [decision for decision in found if decision.mix is not None]

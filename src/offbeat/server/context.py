@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from time import monotonic
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Command
 from offbeat.server.access import Role, TokenBook, TokenEntry
 from offbeat.server.driver import Happened
+from offbeat.server.folder import Begun
 from offbeat.server.long_poll import LongPoll, answered
 from offbeat.server.metrics import Metrics
 from offbeat.server.refusals import Refusal
@@ -32,44 +32,45 @@ PROTOCOL = 1
 JSON_BYTES_MAX = 64 << 10
 SECONDS_MAX = 1e9
 NUMBER_DIGITS_MAX = 15
+HEARTBEAT_MAX_S = 30.0
+HEARTBEATS_PER_LEASE = 3
 T = TypeVar("T")
 
 
-@dataclass
 class ServerContext:
-    """One run, served."""
-
-    run: ServedRun
-    long_poll: LongPoll
-    sessions: WorkerSessions
-    limits: ServerSettings
-    settings: Settings
-    task: str
-    """What the task is called, with the digest of its file."""
-    run_id: str
-    devices: int
-    tokens: TokenBook | None
-    metrics_known: bool
-    """Does the server evaluate? Else the workers' reports are gathered."""
-    reports: Reports
-    heartbeat_s: float
-    metrics: Metrics = field(default_factory=Metrics)
-    joining: asyncio.Lock = field(default_factory=asyncio.Lock)
-    disk_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "disk"))
-    finished: bool = False
-    troubles: dict[str, str] = field(default_factory=dict)
-    """What an administrator should look at, by what it is about, until it is over."""
-    committed: asyncio.Event = field(default_factory=asyncio.Event)
+    def __init__(
+        self,
+        run: ServedRun,
+        begun: Begun,
+        long_poll: LongPoll,
+        sessions: WorkerSessions,
+        tokens: TokenBook | None,
+        metrics: Metrics,
+        limits: ServerSettings,
+        settings: Settings,
+    ) -> None:
+        self.run, self.long_poll, self.sessions, self.tokens = run, long_poll, sessions, tokens
+        self.metrics, self.limits, self.settings = metrics, limits, settings
+        self.task = begun.about.identity
+        """What the task is called, with the digest of its file."""
+        self.run_id, self.devices = begun.run_id, begun.method.devices
+        self.metrics_known = bool(begun.about.metrics)
+        """Does the server evaluate? Else the workers' reports are gathered."""
+        self.reports = Reports(begun.method.plan.evaluate_every)
+        self.heartbeat_s = min(HEARTBEAT_MAX_S, begun.method.plan.lease_s / HEARTBEATS_PER_LEASE)
+        self.joining, self.committed = asyncio.Lock(), asyncio.Event()
+        self.disk_pool = ThreadPoolExecutor(8, "disk")
+        self.finished = run.coordinator.finished
+        self.troubles: dict[str, str] = {}
+        """What an administrator should look at, by what it is about, until it is over."""
 
     @property
     def trouble(self) -> str | None:
-        """The first of the troubles."""
         return next(iter(self.troubles.values()), None)
 
     async def tell(self, happened: Happened) -> list[Command]:
         """Tell the driver what happened; answered when it is on the disk."""
-        commands: list[Command] = await answered(lambda: self.run.driver.tell(happened))
-        return commands
+        return await answered(lambda: self.run.driver.tell(happened))
 
     async def ask(self, question: Callable[[Coordinator], Any]) -> Any:
         """Look at the coordinator between two events; answered when what it shows is on the disk."""
@@ -112,7 +113,7 @@ def session_of(request: web.Request, worker: int | None = None) -> WorkerSession
     secret = request.headers.get("Offbeat-Session", "")
     context = context_of(request)
     found = context.sessions.find(secret)
-    if found is None and context.sessions.was_replaced(secret):
+    if found is None and context.sessions.named_in(secret) is not None:  # genuine or not: only the refusal differs
         raise Refusal("replaced", "another process has joined under the name of this worker")
     if found is None:
         raise Refusal("unknown_session", "this session is not known")
@@ -135,16 +136,13 @@ def number_in_head(request: web.Request, name: str, least: int, default: int | N
 
 
 def whole(name: str, text: str | None, least: int = 0) -> int:
-    """A whole number that came as text."""
-    if text is None or not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX):
+    digits = text if text and text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX else "-1"
+    if int(digits) < least:
         raise Refusal("bad_request", f"{name} is {text!r:.60} but must be a whole number >= {least}")
-    if int(text) < least:
-        raise Refusal("bad_request", f"{name} is {text} but must be a whole number >= {least}")
-    return int(text)
+    return int(digits)
 
 
 def seconds(name: str, text: str, most: float = SECONDS_MAX) -> float:
-    """A number of seconds that came as text."""
     try:
         found = float(text)
     except ValueError:
@@ -173,12 +171,9 @@ async def json_of(request: web.Request, known: Mapping[str, tuple[type, ...]]) -
         if kinds is None:
             raise Refusal("bad_request", f"the body has an unknown field {name[:60]!r}; use {', '.join(known)}")
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise Refusal(
-                "bad_request", f"{name} is {value!r:.60}, which is of another type than the API document says"
-            )
+            raise Refusal("bad_request", f"{name} is {value!r:.60}; the API document says another type")
     return body
 
 
 def hello() -> dict[str, str]:
-    """The headers of every answer."""
     return {"Offbeat-Protocol": str(PROTOCOL), "Offbeat-Version": VERSION}

@@ -10,6 +10,7 @@ Rules kept here:
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -19,27 +20,10 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol, assert_never
 
 from offbeat.errors import OffbeatError
+from offbeat.protocol import messages
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.messages import (
-    AnswerPush,
-    Command,
-    EvaluateModel,
-    Event,
-    Finish,
-    MixUpdate,
-    PublishVersion,
-    Quarantine,
-    ReleaseTask,
-    SendTask,
-    TellFinished,
-    TellQuarantined,
-    TimePassed,
-    UpdateMixed,
-    VersionPublished,
-    WakeAt,
-)
+from offbeat.protocol.messages import Command, Event
 from offbeat.server.checkpointing import Checkpointer
-from offbeat.server.clock import Clock
 from offbeat.server.mixer import Mixed, Mixer
 from offbeat.storage.ledger import Ledger
 
@@ -51,7 +35,7 @@ BATCH_MAX = 256
 
 Happened = Callable[[float], Event]
 """Makes an event of the time at which it happened."""
-WorkerCommand = SendTask | TellFinished | TellQuarantined
+WorkerCommand = messages.SendTask | messages.TellFinished | messages.TellQuarantined
 """The commands that a worker hears."""
 
 
@@ -66,6 +50,18 @@ class Outside(Protocol):
     def evaluate(self, t: int) -> None: ...
     def published(self, t: int) -> None: ...
     def over(self, reason: str) -> None: ...
+
+
+class Clock:
+    """Seconds of the run: they go on from where it stood, stand still while no server runs, and never go back."""
+
+    def __init__(self, begun_at: float = 0.0, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic, self._offset = monotonic, begun_at - monotonic()
+        self._latest = begun_at
+
+    def now(self) -> float:
+        self._latest = max(self._latest, self._monotonic() + self._offset)
+        return self._latest
 
 
 @dataclass(slots=True)
@@ -104,7 +100,6 @@ class Driver:
         self.trouble: str | None = None
         """Why nothing can be decided at the moment, if so."""
         self.events = 0
-        """Events handled since the start."""
         self._mixer, self._checkpointer, self._outside = mixer, checkpointer, outside
         self._stop, self._ended = threading.Event(), threading.Event()
         self._putting = threading.Lock()
@@ -134,7 +129,6 @@ class Driver:
         return asked.answer
 
     def mixed(self, mixed: Mixed) -> None:
-        """A pass of the mixer is done."""
         self._queue.put(mixed)
 
     def fail(self, error: BaseException) -> None:
@@ -187,7 +181,7 @@ class Driver:
         handled = [(item, self._handled(item)) for item in batch]
         if self.clock.now() >= self._wake:
             self._wake = inf
-            handled.append((None, self._handle(TimePassed(self.clock.now()))))
+            handled.append((None, self._handle(messages.TimePassed(self.clock.now()))))
         self._commit()
         for item, commands in handled:
             self._take_effect(item, commands)
@@ -223,8 +217,8 @@ class Driver:
     def _handle_pass(self, mixed: Mixed) -> list[Command]:
         """Publication first: the tasks that the mixing makes room for then start from the new version."""
         at = self.clock.now()
-        events: list[Event] = [] if mixed.t is None else [VersionPublished(at, mixed.t)]
-        events += [UpdateMixed(at, sequence) for sequence in mixed.sequences]
+        events: list[Event] = [] if mixed.t is None else [messages.VersionPublished(at, mixed.t)]
+        events += [messages.UpdateMixed(at, sequence) for sequence in mixed.sequences]
         return [command for event in events for command in self._handle(event)]
 
     def _handle(self, event: Event) -> list[Command]:
@@ -232,7 +226,7 @@ class Driver:
         self.ledger.record(event, commands)
         self.events += 1
         for command in commands:
-            if isinstance(command, WakeAt):
+            if isinstance(command, messages.WakeAt):
                 self._wake = min(self._wake, command.at)
         return commands
 
@@ -269,21 +263,21 @@ class Driver:
     def _do(self, command: Command) -> None:
         """The one place that says what the coordinator's commands do."""
         match command:
-            case MixUpdate() | PublishVersion():
+            case messages.MixUpdate() | messages.PublishVersion():
                 self._mixer.put(command)
-            case SendTask():
+            case messages.SendTask():
                 self._outside.deliver(command.lease.worker, command)
-            case TellFinished() | TellQuarantined():
+            case messages.TellFinished() | messages.TellQuarantined():
                 self._outside.deliver(command.worker, command)
-            case EvaluateModel():
+            case messages.EvaluateModel():
                 self._outside.evaluate(command.t)
-            case Finish():
+            case messages.Finish():
                 self._outside.over(command.reason)
-            case AnswerPush():
+            case messages.AnswerPush():
                 pass  # the push that waits for this reads it from the commands that it is answered with
-            case ReleaseTask():
+            case messages.ReleaseTask():
                 pass  # the worker learns of it with its next heartbeat
-            case Quarantine() | WakeAt():
+            case messages.Quarantine() | messages.WakeAt():
                 pass  # the first is for the ledger alone, the second was noted when it was handled
             case _:
                 assert_never(command)

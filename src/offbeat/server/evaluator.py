@@ -10,29 +10,22 @@ Rules kept here:
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple, Protocol
 
 from offbeat.core.layout import Layout, Model
 from offbeat.hosting.task_process import TaskClosed, TaskDied
-from offbeat.storage.aside import cannot_write
+from offbeat.storage.disk import cannot_write
 from offbeat.wire import body_of, header_of
 
 FILE = "evaluating.safetensors"
-PIECE = 1 << 20
-"""Bytes written at a time."""
 TRIES = 3
 PAUSE_S = 1.0
 PAUSE_MAX_S = 60.0
-DOUBLED_MAX = 30
-"""How often a pause is doubled at most."""
 
 log = logging.getLogger("offbeat.server")
-
-Done = Callable[[int, Mapping[str, float]], None]
-Failed = Callable[[int, str], None]
 
 
 class Measures(Protocol):
@@ -42,9 +35,7 @@ class Measures(Protocol):
     def close(self) -> None: ...
 
 
-class PendingEvaluation(NamedTuple):
-    """A version that was put and not begun."""
-
+class WaitingVersion(NamedTuple):
     t: int
     model: Model
     last: bool
@@ -58,8 +49,8 @@ class Evaluator:
         process: Measures,
         folder: Path,
         layout: Layout,
-        done: Done,
-        failed: Failed,
+        done: Callable[[int, Mapping[str, float]], None],
+        failed: Callable[[int, str], None],
         *,
         pause_s: float = PAUSE_S,
         pause_max_s: float = PAUSE_MAX_S,
@@ -67,14 +58,13 @@ class Evaluator:
         self._process, self._file, self._header = process, folder / FILE, header_of(layout)
         self._done, self._failed = done, failed
         self._pause_s, self._pause_max_s = pause_s, pause_max_s
-        self._deaths, self._again_at = 0, 0.0
+        self._next_pause_s, self._again_at = pause_s, 0.0
         self._changed = threading.Condition()
         """Guards all below."""
-        self._waiting: PendingEvaluation | None = None
-        self._begun: PendingEvaluation | None = None
-        self._last = False
-        """Is the one that was begun the last of the run?"""
+        self._waiting: WaitingVersion | None = None
         self._under_way: int | None = None
+        self._last = False
+        """Is the one that is under way the last of the run?"""
         self._measured: int | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._live, name="evaluator", daemon=True)
@@ -90,18 +80,16 @@ class Evaluator:
             if t == self._under_way:
                 self._last = self._last or last
             elif self._waiting is None or (last, t) >= (self._waiting.last, self._waiting.t):
-                self._waiting = PendingEvaluation(t, model, last)
+                self._waiting = WaitingVersion(t, model, last)
             self._changed.notify_all()
 
-    def idle(self) -> bool:
-        """Does nothing wait, and is nothing under way? Then `done` or `failed` has returned for what was begun."""
-        with self._changed:
-            return self._is_idle()
-
     def wait(self, patience_s: float) -> bool:
-        """Wait until it is idle; False if that takes longer than `patience_s`."""
+        """Wait until nothing waits or is under way, so that `done` or `failed` has returned for what was begun.
+
+        False if that takes longer than `patience_s`.
+        """
         with self._changed:
-            return self._changed.wait_for(self._is_idle, patience_s)
+            return self._changed.wait_for(lambda: self._waiting is None and self._under_way is None, patience_s)
 
     def stop(self) -> None:
         """Drop what waits, abandon what is under way, and close the process."""
@@ -112,38 +100,42 @@ class Evaluator:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _is_idle(self) -> bool:
-        return self._waiting is None and self._under_way is None
-
     # --- the thread --------------------------------------------------------------------------------------------------
 
     def _live(self) -> None:
-        while (t := self._begin()) is not None:
+        while (begun := self._begin()) is not None:
+            t, trouble = begun
             try:
-                self._tell(t, self._outcome(t))
+                self._tell(t, trouble or self._outcome(t))
             except Exception:  # in `done` or `failed`; the next version must not suffer for it
                 log.exception("the evaluation of version %s could not be recorded", t)
             finally:
-                self._end()
+                with self._changed:
+                    self._under_way, self._last = None, False
+                    self._changed.notify_all()
         self._file.unlink(missing_ok=True)
 
-    def _begin(self) -> int | None:
-        """Wait for something to do, and for the end of a pause; None when it is time to end."""
+    def _begin(self) -> tuple[int, str | None] | None:
+        """Wait for something to do, and for the end of a pause, and write that version to the file.
+
+        Its number, and why it could not be written, if so; None when it is time to end.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or self._waiting is not None)
             self._changed.wait_for(lambda: self._stopping, self._again_at - monotonic())
             if self._waiting is None:
                 return None
-            self._begun, self._waiting = self._waiting, None
-            self._under_way, self._last = self._begun.t, self._begun.last
-            return self._under_way
+            begun, self._waiting = self._waiting, None
+            self._under_way, self._last = begun.t, begun.last
+        try:
+            with self._file.open("wb") as file:
+                file.writelines([self._header, *body_of(begun.model)])
+        except OSError as error:
+            return begun.t, str(cannot_write(self._file, error))
+        return begun.t, None
 
     def _outcome(self, t: int) -> Mapping[str, float] | str | None:
         """Metrics, or why there are none; None when it was stopped."""
-        try:
-            self._write()
-        except OSError as error:
-            return str(cannot_write(self._file, error))
         for tries in range(1, TRIES + 1):
             try:
                 return self._process.evaluate(t, self._file)
@@ -153,24 +145,11 @@ class Evaluator:
                 why = f"{error} (try {tries} of {TRIES})"
             except Exception as error:  # the task's: asked again it would say the same
                 return str(error) or repr(error)
-            self._died()
+            self._again_at = monotonic() + self._next_pause_s
+            self._next_pause_s = min(2.0 * self._next_pause_s, self._pause_max_s)
             if tries == TRIES or self._makes_way():
                 break
         return None if self._stopping else why
-
-    def _write(self) -> None:
-        """Write the version that was begun to the file, and let go of the model."""
-        begun, self._begun = self._begun, None
-        if begun is None:
-            raise AssertionError("what is evaluated was begun")
-        with self._file.open("wb") as file:
-            for piece in _pieces(self._header, begun.model):
-                file.write(piece)
-
-    def _died(self) -> None:
-        pause_s = self._pause_s * 2.0 ** min(self._deaths, DOUBLED_MAX)
-        self._deaths += 1
-        self._again_at = monotonic() + min(pause_s, self._pause_max_s)
 
     def _makes_way(self) -> bool:
         """Pause; True where a newer version is to be tried instead, or none."""
@@ -183,19 +162,7 @@ class Evaluator:
         if isinstance(outcome, str):
             self._failed(t, outcome)
         elif outcome is not None:
-            self._deaths, self._again_at = 0, 0.0
+            self._next_pause_s, self._again_at = self._pause_s, 0.0
             with self._changed:
                 self._measured = t
             self._done(t, outcome)
-
-    def _end(self) -> None:
-        with self._changed:
-            self._under_way, self._last = None, False
-            self._changed.notify_all()
-
-
-def _pieces(header: bytes, model: Model) -> Iterator[bytes | memoryview]:
-    yield header
-    for part in body_of(model):
-        for start in range(0, len(part), PIECE):
-            yield part[start : start + PIECE]

@@ -4,7 +4,7 @@ Rules kept here:
 - A line is about a row that is on the disk; `sequence` is the row's own, so that gaps can be seen and looked up.
 - The run never waits for the log: up to a limit, lines wait for a thread of their own. A line that finds no room, or
   cannot be written, is counted, and the count is a line.
-- Chatter is left out unless it is asked for, and the digests of session secrets always.
+- Chatter and the digests of session secrets are left out.
 """
 
 import json
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from offbeat.errors import InvalidValue
 from offbeat.storage.json_file import number
@@ -32,33 +32,18 @@ STDERR = "-"
 DROPPED = "log_dropped"
 """The kind of the line that says how many are missing."""
 
+PendingRow = tuple[int, float, NewRow]
+"""A row that is in the ledger and not yet in the log: its sequence number, the time of its commit, and the row."""
+
 log = logging.getLogger("offbeat.server")
-
-
-class PendingRow(NamedTuple):
-    """A row that is in the ledger and not yet in the log."""
-
-    sequence: int
-    logged_at: float
-    row: NewRow
 
 
 class EventLog:
     """Writes what the ledger has committed; `written` is the ledger's hook."""
 
-    def __init__(
-        self,
-        descriptor: int,
-        *,
-        run: str = "",
-        chatter: bool = False,
-        owned: bool = True,
-        waiting_max: int = WAITING_MAX,
-    ) -> None:
-        """`run` is in every line; a descriptor that is `owned` is closed in the end."""
-        self._descriptor, self._owned, self._run = descriptor, owned, run
-        self._left_out = () if chatter else CHATTER
-        self._waiting_max = waiting_max
+    def __init__(self, descriptor: int, *, run: str = "", waiting_max: int = WAITING_MAX) -> None:
+        """`run` is in every line; the descriptor is closed in the end."""
+        self._descriptor, self._run, self._waiting_max = descriptor, run, waiting_max
         self._changed = threading.Condition()
         """Guards all below."""
         self._waiting: deque[PendingRow] = deque()
@@ -70,26 +55,22 @@ class EventLog:
         self._thread.start()
 
     @classmethod
-    def open(cls, where: str, *, run: str = "", chatter: bool = False) -> Self:
+    def open(cls, where: str, *, run: str = "") -> Self:
         """A log that is appended to a file, or - for standard error."""
         if where == STDERR:
-            return cls(sys.stderr.fileno(), run=run, chatter=chatter, owned=False)
+            return cls(os.dup(sys.stderr.fileno()), run=run)
         try:
-            descriptor = os.open(Path(where), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            descriptor = os.open(Path(where), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
         except OSError as error:
             raise InvalidValue(
                 f"events cannot be logged to {where}: {error.strerror}; give a file, or - for stderr"
             ) from error
-        return cls(descriptor, run=run, chatter=chatter)
+        return cls(descriptor, run=run)
 
     def written(self, rows: Sequence[NewRow], last: int, _seconds: float = 0.0) -> None:
         """These rows were committed, the last of them under this sequence number. Never blocks."""
         first, logged_at = last - len(rows) + 1, datetime.now(UTC).timestamp()
-        told = [
-            PendingRow(sequence, logged_at, row)
-            for sequence, row in enumerate(rows, first)
-            if row.kind not in self._left_out
-        ]
+        told = [(sequence, logged_at, row) for sequence, row in enumerate(rows, first) if row.kind not in CHATTER]
         with self._changed:
             kept = told[: max(0, self._waiting_max - len(self._waiting))]
             self._waiting.extend(kept)
@@ -102,10 +83,10 @@ class EventLog:
             self._closing = True
             self._changed.notify_all()
         self._thread.join(CLOSE_S)
-        if self._owned and not self._thread.is_alive():
+        if not self._thread.is_alive():
             with suppress(OSError):
                 os.close(self._descriptor)
-            self._owned = False
+            self._descriptor = -1
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
@@ -119,7 +100,7 @@ class EventLog:
             self._write(rows, dropped)
 
     def _write(self, rows: deque[PendingRow], dropped: int) -> None:
-        lines = [line_of(row, self._run) for row in rows]
+        lines = [_line_of(row, self._run) for row in rows]
         if dropped:
             lines.append(_line({"run": self._run, "kind": DROPPED, "count": dropped}, datetime.now(UTC).timestamp()))
         left = self._not_written("".join(lines).encode())
@@ -146,11 +127,10 @@ class EventLog:
 # --- lines -----------------------------------------------------------------------------------------------------------
 
 
-def line_of(waiting: PendingRow, run: str = "") -> str:
-    """A row as one line."""
-    row = waiting.row
+def _line_of(waiting: PendingRow, run: str) -> str:
+    sequence, logged_at, row = waiting
     facts = {name: _plain(name, value) for name, value in row.facts().items() if value is not None}
-    return _line({"run": run, "sequence": waiting.sequence, "kind": row.kind, **facts}, waiting.logged_at)
+    return _line({"run": run, "sequence": sequence, "kind": row.kind, **facts}, logged_at)
 
 
 def _line(facts: dict[str, Any], logged_at: float) -> str:

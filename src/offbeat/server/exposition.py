@@ -1,8 +1,8 @@
 """Owns how numbers are shown to Prometheus: families of counters, gauges and histograms, and their text.
 
 Rules kept here:
-- A registry of our own for every scrape: whatever else the process measures is somebody else's.
-- prometheus-client is imported when somebody scrapes. Without it the server runs, and the scrape says what to install.
+- A registry of our own for every scrape: other metrics of the process are not ours to show.
+- prometheus-client is imported at the first scrape. Without it the server runs, and the scrape says what to install.
 """
 
 from bisect import bisect_left

@@ -42,8 +42,6 @@ WORLD = (
 
 @dataclass(frozen=True)
 class Begun:
-    """A run that can be served."""
-
     folder: RunFolder
     run_id: str
     about: TaskDescription

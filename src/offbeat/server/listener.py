@@ -1,8 +1,17 @@
-"""Owns the open port: how many connections there may be, and how long a new one may take to send its request."""
+"""Owns the open port: how many connections there may be, how long a new one may take to send its request, and whose
+request it is.
+
+Rules kept here:
+- Of a proxy's headers about the client, only those of a proxy on this machine are believed, and only where the settings
+  say that there is one: else every client could claim any address.
+- Of several addresses the last counts, which that proxy added itself; those before it were told to it.
+"""
 
 import asyncio
 import ssl
+from contextlib import suppress
 from functools import partial
+from ipaddress import ip_address
 from typing import Any
 
 from aiohttp import web
@@ -13,41 +22,36 @@ from offbeat.server.settings import ServerSettings
 
 SILENT = web.AppKey("silent", set)
 """New connections that have sent no request yet."""
+FORWARDED_FOR = "X-Forwarded-For"
+FORWARDED_PROTO = "X-Forwarded-Proto"
 BACKLOG = 1024
 RETRY_AFTER_S = 5.0
 
 
 class TooManyConnections(asyncio.Protocol):
-    """Answers one connection too many."""
-
-    def __init__(self) -> None:
-        self._refusal = Refusal("not_now", "too many are connected", retry_after_s=RETRY_AFTER_S).response()
-
     def connection_made(self, transport: Any) -> None:
-        body = str(self._refusal.text).encode()
+        refusal = Refusal("not_now", "too many are connected", retry_after_s=RETRY_AFTER_S).response()
+        body = str(refusal.text).encode()
         head = (
             "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
-            f"Retry-After: {self._refusal.headers['Retry-After']}\r\nContent-Length: {len(body)}\r\n\r\n"
+            f"Retry-After: {refusal.headers['Retry-After']}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         transport.write(head.encode() + body)
         transport.close()
 
 
 class Listener:
-    """Lets connections in."""
-
-    def __init__(self, runner: web.AppRunner, loop: asyncio.AbstractEventLoop, limits: ServerSettings) -> None:
-        self.runner, self.loop, self.limits, self.port = runner, loop, limits, 0
-        self._tls = False
+    def __init__(self, runner: web.AppRunner, limits: ServerSettings, tls: ssl.SSLContext | None) -> None:
+        self.runner, self.limits, self.tls, self.port = runner, limits, tls, 0
+        self.loop = asyncio.get_running_loop()
         self._silent: set[Any] = runner.app[SILENT]
 
-    async def listen(self, tls: ssl.SSLContext | None) -> asyncio.Server:
-        self._tls = tls is not None
+    async def listen(self) -> asyncio.Server:
         host, port = self.limits.host, self.limits.port
         try:
-            patience = self.limits.head_s if tls is not None else None
+            patience = self.limits.head_s if self.tls is not None else None
             server = await self.loop.create_server(
-                self._newcomer, host, port, ssl=tls, backlog=BACKLOG, ssl_handshake_timeout=patience
+                self._newcomer, host, port, ssl=self.tls, backlog=BACKLOG, ssl_handshake_timeout=patience
             )
         except OSError as error:
             raise OffbeatError(
@@ -58,7 +62,7 @@ class Listener:
 
     def _newcomer(self) -> asyncio.BaseProtocol:
         server = self.runner.server
-        shaking_hands = sum(1 for protocol in self._silent if protocol.transport is None) if self._tls else 0
+        shaking_hands = sum(1 for protocol in self._silent if protocol.transport is None) if self.tls else 0
         if server is None or len(server.connections) + shaking_hands >= self.limits.connections_max:
             return TooManyConnections()
         protocol = server()
@@ -75,3 +79,17 @@ class Listener:
             return
         self._silent.discard(protocol)
         protocol.force_close()
+
+
+def address_of(request: web.Request, *, behind_proxy: bool) -> str:
+    remote = request.remote or ""
+    said = ",".join(request.headers.getall(FORWARDED_FOR, [])).rpartition(",")[2].strip()
+    with suppress(ValueError):  # one of them is no address
+        if behind_proxy and ip_address(remote).is_loopback and ip_address(said):
+            return said
+    return remote
+
+
+def over_tls(request: web.Request) -> bool:
+    """Does the client speak TLS, if only to a proxy? A client that lies harms only itself, so all are believed."""
+    return request.secure or request.headers.get(FORWARDED_PROTO, "").lower() == "https"

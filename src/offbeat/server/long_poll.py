@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from offbeat.errors import OffbeatError
 from offbeat.protocol.messages import Lease, LeaseReturned, RequestEnded, SendTask, TaskRequested, TellFinished
@@ -20,6 +20,7 @@ from offbeat.server.refusals import Refusal
 MIXING_S = 0.05
 """How long a worker that asks waits for a version that is being mixed: small models take a thousandth of that."""
 RETRY_AFTER_S = 5.0
+T = TypeVar("T")
 
 
 class Superseded:
@@ -30,7 +31,7 @@ News = WorkerCommand | Superseded | None
 """What a worker that waits may hear; None is nothing yet."""
 
 
-async def answered(ask: Callable[[], "Future[Any]"]) -> Any:
+async def answered(ask: Callable[[], "Future[T]"]) -> T:
     """Await the driver's answer on the event loop; while the disk is full, that is a refusal."""
     try:
         return await asyncio.shield(asyncio.wrap_future(ask()))
@@ -38,9 +39,20 @@ async def answered(ask: Callable[[], "Future[Any]"]) -> Any:
         raise Refusal("disk_full", str(error), retry_after_s=RETRY_AFTER_S) from error
 
 
-class LongPoll:
-    """The workers that wait for a task."""
+async def wait_for(event: asyncio.Event, seconds: float) -> None:
+    """Wait until the event is set, or for this long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
+
+def call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:
+    """From another thread: call this on the event loop, unless that has ended."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(function, *arguments)
+
+
+class LongPoll:
     def __init__(self, loop: asyncio.AbstractEventLoop, driver: Driver) -> None:
         self.stopping = False
         self._loop, self._driver = loop, driver
@@ -50,7 +62,7 @@ class LongPoll:
 
     def deliver(self, worker: int, command: WorkerCommand) -> None:
         """On the driver's thread: let the worker hear this, if it waits."""
-        self._on_loop(self._hear, worker, command)
+        call_on(self._loop, self._hear, worker, command)
 
     # --- on the event loop -------------------------------------------------------------------------------------------
 
@@ -74,7 +86,7 @@ class LongPoll:
             # Told at once, so that it comes before whatever this worker asks next.
             with suppress(OffbeatError):
                 ended = self._driver.tell(lambda at: RequestEnded(at, worker), must=True)
-                ended.add_done_callback(lambda _: self._on_loop(self._ended, worker, future))
+                ended.add_done_callback(lambda _: call_on(self._loop, self._ended, worker, future))
             raise
         self._forget(worker, future)
         return news
@@ -85,7 +97,6 @@ class LongPoll:
             self._driver.tell(lambda at: LeaseReturned(at, lease.worker, lease.task), must=True)
 
     def published(self) -> None:
-        """A version can be read."""
         self._newer.set()
         self._newer = asyncio.Event()
 
@@ -95,7 +106,6 @@ class LongPoll:
             self._hear(worker, TellFinished(worker))
 
     def stop(self) -> None:
-        """End every wait."""
         self.stopping = True
         for worker in list(self._waiting):
             self._hear(worker, None)
@@ -106,9 +116,7 @@ class LongPoll:
     async def _freshest(self) -> None:
         """Where an update is being mixed, wait for it a moment: a lease given then starts from what comes out."""
         if self._driver.coordinator.queued:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(MIXING_S):
-                    await self._newer.wait()
+            await wait_for(self._newer, MIXING_S)
 
     def _hear(self, worker: int, news: News) -> None:
         future = self._waiting.get(worker)
@@ -125,7 +133,3 @@ class LongPoll:
         news = future.result() if future.done() else None
         if isinstance(news, SendTask):
             self.hand_back(news.lease)
-
-    def _on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(function, *arguments)

@@ -1,16 +1,14 @@
-"""Owns what is counted for Prometheus while the server runs.
+"""Owns the numbers of a server while it runs: the fold of its ledger, and what no ledger has.
 
 Rules kept here:
-- Updates are counted from the rows that the ledger has committed, and after a restart their totals are read from the
+- Updates and events are read from the fold. The ledger's hook feeds it, and after a restart it is read from the
   ledger: both ways give the same numbers. What no ledger has (bytes, seconds, refusals) starts from zero.
 - Gauges are the status at the moment of the scrape; nothing is kept up to date in between.
-- Every method may be called on any thread, and none waits for anything.
+- Every method may be called on any thread, and waits at most for another thread to add a number.
 """
 
-import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
@@ -19,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from offbeat.protocol.messages import Outcome
 from offbeat.server.evaluator import Measures
 from offbeat.server.exposition import Buckets, Exposed, counter, encoded, gauges, histogram, refuse_missing
-from offbeat.storage.ledger import CHATTER
-from offbeat.storage.rows import KINDS, NewRow
+from offbeat.storage.fold import COUNTED, FEEDS, KEEP, Rows, RunFold, Taker
+from offbeat.storage.ledger import Ledger
+from offbeat.storage.rows import NewRow
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -38,8 +37,7 @@ ANSWERS = {
 }
 """The outcome of a push that led to a row of this kind; where it was decided on, the row says it."""
 OUTCOMES = tuple(dict.fromkeys((*(outcome.value for outcome in Outcome), *ANSWERS.values())))
-COUNTED = tuple(kind for kind in KINDS if kind not in CHATTER)
-"""The ledger forgets its chatter, so those totals would not survive a restart."""
+NEW = FEEDS["decided"].columns.index("new")
 SUMS = {
     "mixed_updates": "Updates mixed since the start.",
     "evaluations_failed": "Versions that could not be evaluated since the start.",
@@ -48,41 +46,50 @@ SUMS = {
 }
 
 
+class WeightBuckets:
+    """The part of the fold that knows how alpha_t is distributed, however many different weights there are."""
+
+    def __init__(self) -> None:
+        self.buckets = Buckets(ALPHA_T)
+
+    def takers(self) -> Mapping[str, Taker]:
+        return {"decided": self._decided}
+
+    def _decided(self, rows: Rows) -> None:
+        for row in rows:
+            if row[KEEP] is not None:
+                self.buckets.add(row[NEW])
+
+
 class Metrics:
     """What has happened so far, in numbers."""
 
     def __init__(self, ledger: Path | None = None) -> None:
         """Where there is a ledger, counting goes on from its totals."""
         self._lock = Lock()
-        self._updates: Counter[str] = Counter()
-        self._events: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
         self._sums: Counter[str] = Counter()
-        self._staleness, self._alpha_t = Buckets(STALENESS), Buckets(ALPHA_T)
         self._mixing_s, self._evaluation_s = Buckets(SECONDS), Buckets(SECONDS)
         self._fsync_s = {"ledger": Buckets(SECONDS), "update": Buckets(SECONDS)}
+        self._weights = WeightBuckets()
+        self._fold = RunFold(self._weights)
         if ledger is not None:
-            self._restore(ledger)
+            with Ledger.open(ledger, read_only=True) as reader:
+                self._fold = RunFold.of(reader, self._weights)
 
-    # --- told by whoever does it -------------------------------------------------------------------------------------
+    def staleness(self) -> dict[str, float]:
+        """Of applied updates, as the status and the summary say it."""
+        with self._lock:
+            fold = self._fold
+            return {"staleness_mean": fold.staleness_mean, "staleness_largest": fold.staleness_largest}
 
-    def written(self, rows: Sequence[NewRow], _last: int, seconds: float) -> None:
+    # --- told by those who do it -------------------------------------------------------------------------------------
+
+    def written(self, rows: Sequence[NewRow], last: int, seconds: float) -> None:
         """The ledger's hook: these rows were committed, which took so long."""
         with self._lock:
             self._fsync_s["ledger"].add(seconds)
-            for row in rows:
-                kind = row.kind
-                self._events[kind] += 1
-                if kind in ANSWERS:
-                    self._updates[ANSWERS[kind]] += 1
-                elif kind == "decided":
-                    self._decided(row.facts())
-
-    def _decided(self, facts: Mapping[str, Any]) -> None:
-        self._updates[facts["outcome"]] += 1
-        if "keep" in facts:  # else it was refused
-            self._staleness.add(facts["staleness"])
-            self._alpha_t.add(facts["new"])
+            self._fold.take(rows, last)
 
     def mixed(self, updates: int, seconds: float) -> None:
         """One pass of the mixer."""
@@ -121,19 +128,7 @@ class Metrics:
         with self._lock:
             self._sums[name] += by
 
-    # --- after a restart ---------------------------------------------------------------------------------------------
-
-    def _restore(self, ledger: Path) -> None:
-        by_kind = "SELECT kind, count(*) FROM events GROUP BY kind"
-        by_outcome = "SELECT outcome, count(*) FROM events WHERE kind = 'decided' GROUP BY outcome"
-        with closing(sqlite3.connect(f"{ledger.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            self._events.update(dict(connection.execute(by_kind)))
-            self._updates.update(dict(connection.execute(by_outcome)))
-            _fill(self._staleness, connection, "staleness")
-            _fill(self._alpha_t, connection, "new")
-        self._updates.update({word: self._events[kind] for kind, word in ANSWERS.items()})
-
-    # --- for whoever looks -------------------------------------------------------------------------------------------
+    # --- for a scrape -------------------------------------------------------------------------------------------------
 
     def text(self, facts: Mapping[str, Any], accept: str = "") -> Exposed:
         """Everything, with the facts of the status, in the format that the scraper accepts."""
@@ -143,44 +138,43 @@ class Metrics:
         return encoded([*families, *gauges(facts)], accept)
 
     def _families(self) -> Iterator["Metric"]:
-        yield counter("updates", "Pushes by what became of them.", _each(self._updates, OUTCOMES), "outcome")
-        yield counter("events", "Rows of the ledger by their kind.", _each(self._events, COUNTED), "kind")
+        fold, staleness = self._fold, Buckets(STALENESS)
+        for value, count in fold.staleness.items():
+            staleness.add(value, count)
+        yield counter("updates", "Pushes by what became of them.", _each(self._updates(), OUTCOMES), "outcome")
+        yield counter("events", "Rows of the ledger by their kind.", _each(fold.kinds, COUNTED), "kind")
         yield counter("refusals", "Requests that were refused since the start.", dict(self._refusals), "error")
         for name, text in SUMS.items():
             yield counter(name, text, self._sums[name])
-        yield histogram("staleness", "Staleness of applied updates.", self._staleness)
-        yield histogram("alpha_t", "Weight of applied updates.", self._alpha_t)
+        yield histogram("staleness", "Staleness of applied updates.", staleness)
+        yield histogram("alpha_t", "Weight of applied updates.", self._weights.buckets)
         yield histogram("mixing_seconds", "One pass of the mixer.", self._mixing_s)
         yield histogram("evaluation_seconds", "One evaluation.", self._evaluation_s)
         yield histogram("fsync_seconds", "Bringing something to the disk.", self._fsync_s, "what")
 
+    def _updates(self) -> Counter[str]:
+        answered = {word: self._fold.kinds[kind] for kind, word in ANSWERS.items()}
+        return self._fold.rejected() + Counter(answered) + Counter({Outcome.APPLIED.value: self._fold.applied})
+
 
 class Timed:
-    """Evaluates, and says how long it took."""
+    """Times every evaluation."""
 
     def __init__(self, process: Measures, metrics: Metrics) -> None:
         self._process, self._metrics = process, metrics
 
     def evaluate(self, t: int, file: Path) -> Mapping[str, float]:
-        """Likewise; one that fails is not counted here."""
+        """Evaluates a version and times it; a failure is not timed."""
         begun = perf_counter()
         found = self._process.evaluate(t, file)
         self._metrics.evaluated(perf_counter() - begun)
         return found
 
     def close(self) -> None:
-        """Close what evaluates."""
+        """Close the process that evaluates."""
         self._process.close()
 
 
 def _each(counts: Counter[str], names: Iterable[str]) -> dict[str, float]:
     """A count of zero is shown, too: else the first of its kind would be no increase."""
     return {name: counts[name] for name in names}
-
-
-def _fill(buckets: Buckets, connection: sqlite3.Connection, column: str) -> None:
-    """The applied updates, however many there are: mostly they have few values."""
-    where = "kind = 'decided' AND keep IS NOT NULL"
-    query = f"SELECT {column}, count(*) FROM events WHERE {where} GROUP BY {column}"  # noqa: S608 (our columns)
-    for value, count in connection.execute(query):
-        buckets.add(value, count)

@@ -5,31 +5,53 @@ Rules kept here:
 - Several that wait are mixed in one pass over memory, into a fresh buffer: readers of older versions go on.
 - Updates are read from their files a few megabytes at a time: eight large ones are never in memory at once.
 - Of the versions that one pass makes, the newest can be read; the others were never there.
+- The buffer of a version is used again when the last view of it is gone. Pulls, the mixer and an evaluation hold views,
+  so a version never changes under a reader, and memory follows what is really read.
 """
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from time import perf_counter
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from offbeat.core.kernel import Term, Updater
-from offbeat.core.layout import Model
-from offbeat.protocol.messages import MixUpdate, PublishVersion
-from offbeat.server.buffer_pool import BufferPool
+from offbeat.core.layout import ALIGNMENT, Model, Vector
+from offbeat.protocol.messages import Decision, MixUpdate, PublishVersion
 from offbeat.wire import unload
 
 MixOrder = MixUpdate | PublishVersion
 PASS_MAX = 8
 """Updates mixed in one pass: more gain nothing, and pulls would wait longer for a version."""
+SPARE_MAX = 1
+"""Free buffers that are kept."""
+
+
+class BufferPool:
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._spare: deque[npt.NDArray[np.uint8]] = deque(maxlen=SPARE_MAX)
+
+    def take(self) -> Vector:
+        """A buffer with arbitrary contents; it comes back by itself."""
+        try:
+            raw = self._spare.pop()  # one call, as is `append`: a buffer may come back on any thread at any moment
+        except IndexError:
+            raw = np.empty(4 * self.size + ALIGNMENT, np.uint8)
+        begin = -raw.ctypes.data % ALIGNMENT
+        # A memoryview between them makes this array, and not `raw`, what every view of it keeps alive.
+        vector = np.frombuffer(raw.data[begin : begin + 4 * self.size], np.float32)
+        weakref.finalize(vector, self._spare.append, raw).atexit = False
+        return vector
 
 
 class Mixed(NamedTuple):
-    """What one pass did."""
-
     sequences: tuple[int, ...]
-    """Decisions that were applied."""
     t: int | None
     """The version that can be read from now on, if there is a new one."""
     w: Model
@@ -65,7 +87,6 @@ class Mixer:
         self._thread.start()
 
     def put(self, order: MixOrder) -> None:
-        """Mix this after what was put before."""
         self._orders.put(order)
 
     def stop(self) -> None:
@@ -75,19 +96,18 @@ class Mixer:
             self._thread.join()
 
     def apply(self, orders: Sequence[MixOrder]) -> Mixed:
-        """One pass."""
         decisions = [order.decision for order in orders if isinstance(order, MixUpdate)]
         if decisions:
-            self.w = self._mixed([order for order in orders if isinstance(order, MixUpdate)])
+            self.w = self._mixed(decisions)
         published = [t for order in orders if (t := published_by(order)) is not None]
         if published:
             self.x = self.w
         return Mixed(tuple(d.sequence for d in decisions), published[-1] if published else None, self.w, self.x)
 
-    def _mixed(self, orders: Sequence[MixUpdate]) -> Model:
+    def _mixed(self, decisions: Sequence[Decision]) -> Model:
         terms, newest = [], self.w
-        for order in orders:
-            mix, lease = order.decision.mix, order.decision.lease
+        for decision in decisions:
+            mix, lease = decision.mix, decision.lease
             if mix is None:
                 raise AssertionError("a refused update is never mixed")
             newest = self._update_of(lease.task)
@@ -106,16 +126,13 @@ class Mixer:
             if not orders:
                 continue
             try:
-                self._done(self._timed(orders))
+                begun = perf_counter()
+                mixed = self.apply(orders)
+                self._on_pass(len(mixed.sequences), perf_counter() - begun)
+                self._done(mixed)
             except BaseException as error:
                 self._done(error)
                 return
-
-    def _timed(self, orders: Sequence[MixOrder]) -> Mixed:
-        begun = perf_counter()
-        mixed = self.apply(orders)
-        self._on_pass(len(mixed.sequences), perf_counter() - begun)
-        return mixed
 
     def _take(self, waiting: deque[MixOrder]) -> bool:
         """Take what is there, and wait for it where nothing is; False when nothing more will come."""

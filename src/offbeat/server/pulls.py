@@ -13,7 +13,7 @@ from contextlib import suppress
 from aiohttp import web
 
 from offbeat.core.layout import Model
-from offbeat.server.context import NUMBER_DIGITS_MAX, ServerContext, context_of, hello
+from offbeat.server.context import ServerContext, context_of, hello, whole
 from offbeat.server.refusals import Refusal
 from offbeat.wire import body_of
 
@@ -73,22 +73,20 @@ def _cut_off(request: web.Request) -> None:
 
 
 def _epoch(context: ServerContext, text: str) -> int:
-    newest = context.run.coordinator.t
-    if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX):
-        raise Refusal("bad_request", f"an epoch is a whole number, or latest at /v1/models/latest, not {text[:40]!r}")
-    if int(text) > newest:
-        raise Refusal("not_found", f"there is no version {int(text)} yet; the newest is {newest}")
-    return int(text)
+    newest, t = context.run.coordinator.t, whole("the epoch (or latest, at /v1/models/latest)", text)
+    if t > newest:
+        raise Refusal("not_found", f"there is no version {t} yet; the newest is {newest}")
+    return t
 
 
 async def _send(request: web.Request, model: Model, headers: dict[str, str]) -> web.StreamResponse:
     parts = [memoryview(context_of(request).run.versions.header), *body_of(model)]
     size = sum(len(part) for part in parts)
     begin, end = _range(request, size, headers["ETag"])
-    whole = (begin, end) == (0, size)
-    response = web.StreamResponse(status=200 if whole else 206, headers=headers)
+    is_part = (begin, end) != (0, size)
+    response = web.StreamResponse(status=206 if is_part else 200, headers=headers)
     response.content_type, response.content_length = "application/octet-stream", end - begin
-    if not whole:
+    if is_part:
         response.headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
     await response.prepare(request)
     with suppress(ConnectionError):  # the reader went away, or was cut off

@@ -16,14 +16,7 @@ from aiohttp import web
 from offbeat.errors import InvalidValue, LayoutMismatch
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import AnswerPush, BadUpdateArrived, Lease, Outcome, Spent, UpdateArrived
-from offbeat.server.context import (
-    ServerContext,
-    context_of,
-    number_in_head,
-    number_in_path,
-    seconds,
-    session_of,
-)
+from offbeat.server.context import ServerContext, context_of, number_in_head, number_in_path, seconds, session_of
 from offbeat.server.driver import Stuck
 from offbeat.server.long_poll import answered
 from offbeat.server.refusals import Refusal, answer
@@ -37,7 +30,6 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 async def offset(request: web.Request) -> web.Response:
-    """How many bytes are there."""
     context, task = context_of(request), number_in_path(request, "task")
     session = session_of(request)
     await context.ask(lambda c: _refuse_stranger(c, session.worker, task))
@@ -124,23 +116,16 @@ def _metrics(request: web.Request) -> dict[str, float]:
     text = request.headers.get("Offbeat-Metrics", "{}")
     try:
         metrics = json.loads(text) if len(text) <= METRICS_MAX else None
-        if isinstance(metrics, dict):
-            return {_metric_name(name): _metric(value) for name, value in metrics.items()}
-    except (TypeError, ValueError, RecursionError, OverflowError):
+        if isinstance(metrics, dict) and all(_is_metric(name, value) for name, value in metrics.items()):
+            return {name: float(value) for name, value in metrics.items()}
+    except (ValueError, RecursionError, OverflowError):
         pass
     raise Refusal("bad_request", f"Offbeat-Metrics must be a JSON object of numbers, at most {METRICS_MAX} letters")
 
 
-def _metric_name(name: str) -> str:
-    if not (name.isprintable() and name.isascii() and len(name) <= METRIC_NAME_MAX):
-        raise ValueError(name)
-    return name
-
-
-def _metric(value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(value)
-    return float(value)
+def _is_metric(name: str, value: Any) -> bool:
+    named = name.isprintable() and name.isascii() and len(name) <= METRIC_NAME_MAX
+    return named and isinstance(value, int | float) and not isinstance(value, bool)
 
 
 async def _early(context: ServerContext, head: Head) -> Lease | AnswerPush:

@@ -9,7 +9,6 @@ Rules kept here:
 
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 from offbeat.errors import InvalidValue, InvariantBroken, OffbeatError
 from offbeat.method import Method
@@ -35,17 +34,6 @@ class UpdateLost(OffbeatError):
         )
 
 
-class Recovered(NamedTuple):
-    """A run as it stood when it was last on the disk."""
-
-    coordinator: Coordinator
-    mixer: Mixer
-    waiting: list[MixOrder]
-    """Decided on and not mixed yet."""
-    lost: list[Decision]
-    """Acknowledged updates that were dropped just now, because they are damaged."""
-
-
 def recover(
     checkpoints: Checkpoints,
     ledger: Ledger,
@@ -54,40 +42,53 @@ def recover(
     mixer_of: Callable[[Checkpoint], Mixer],
     *,
     drop_damaged: bool = False,
-) -> Recovered:
+) -> "Redo":
     """Redo the run from the newest checkpoint that is whole."""
     checkpoint = checkpoints.newest()
     decided = ledger.latest_decisions(method.plan.answers_kept, checkpoint.mark)
-    redo = Redo(method.restored(checkpoint.state, decided), mixer_of(checkpoint), updates, ledger, checkpoint.mark)
-    redo.run(drop_damaged=drop_damaged)
+    coordinator = method.restored(checkpoint.state, decided)
+    redo = Redo(coordinator, mixer_of(checkpoint), updates, ledger, checkpoint.mark, drop_damaged=drop_damaged)
+    redo.run()
     checkpoints.remove_after(checkpoint.mark)
-    return Recovered(redo.coordinator, redo.mixer, list(redo.waiting), redo.lost)
+    return redo
 
 
 class Redo:
     """Leads a coordinator and a mixer through the rows after a mark of the ledger."""
 
-    def __init__(self, coordinator: Coordinator, mixer: Mixer, updates: UpdateStore, ledger: Ledger, mark: int) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        mixer: Mixer,
+        updates: UpdateStore,
+        ledger: Ledger,
+        mark: int,
+        *,
+        drop_damaged: bool,
+    ) -> None:
         self.coordinator, self.mixer, self.updates, self.ledger, self.mark = coordinator, mixer, updates, ledger, mark
+        self._drop_damaged = drop_damaged
         self.lost: list[Decision] = []
+        """Acknowledged updates that were dropped just now, because they are damaged."""
         unmixed = ledger.latest_applied(coordinator.queued, coordinator.judge.decisions)
         self.waiting: deque[MixOrder] = deque(map(MixUpdate, unmixed))
+        """Decided on and not mixed yet."""
         self._recorded = {d.sequence: d for d in map(as_decision, ledger.rows("decided", after=mark))}
         self._dropped = {row.decision for row in ledger.rows("lost")}
 
-    def run(self, *, drop_damaged: bool) -> None:
+    def run(self) -> None:
         for row in self.ledger.rows(after=self.mark):
             event = as_event(row)
             if event is not None:
-                self._redo(event, drop_damaged=drop_damaged)
+                self._redo(event)
 
-    def _redo(self, event: Event, *, drop_damaged: bool) -> None:
+    def _redo(self, event: Event) -> None:
         if isinstance(event, VersionPublished):
             while any(published_by(order) == event.t for order in self.waiting):
-                self._mix_next(drop_damaged=drop_damaged)
+                self._mix_next()
         elif isinstance(event, UpdateMixed):
             while self.waiting and _sequence(self.waiting[0]) <= event.sequence:
-                self._mix_next(drop_damaged=drop_damaged)
+                self._mix_next()
         for command in self.coordinator.handle(event):
             self._note(command)
 
@@ -100,7 +101,7 @@ class Redo:
         elif isinstance(command, PublishVersion):
             self.waiting.append(command)
 
-    def _mix_next(self, *, drop_damaged: bool) -> None:
+    def _mix_next(self) -> None:
         order = self.waiting.popleft()
         if isinstance(order, MixUpdate) and order.decision.sequence in self._dropped:
             self._publish_without(order)
@@ -111,7 +112,7 @@ class Redo:
         except InvalidValue as error:
             if not isinstance(order, MixUpdate):
                 raise
-            if not drop_damaged:
+            if not self._drop_damaged:
                 raise UpdateLost(order.decision, self.updates.whole(order.decision.lease.task), str(error)) from error
             self.lost.append(order.decision)
             self._publish_without(order)

@@ -61,8 +61,6 @@ KINDS: dict[str, Kind] = {
 
 
 class Refusal(Exception):
-    """The answer is no."""
-
     def __init__(
         self,
         error: str,

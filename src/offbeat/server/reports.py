@@ -7,6 +7,7 @@ Rules kept here:
 - Memory is bounded: buckets and names are limited, and a mean takes no more memory than its name.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
@@ -15,7 +16,6 @@ from offbeat.errors import InvalidValue
 
 BUCKETS_MAX = 64
 NAMES_MAX = 64
-"""Names of metrics in one bucket."""
 COUNT = "reports"
 """The name under which it is said how many reports there were."""
 
@@ -38,7 +38,6 @@ class Mean:
     samples: int = 0
 
     def add(self, value: float, samples: int) -> None:
-        """Add a value that was measured on this many samples."""
         self.samples += samples
         share = samples / self.samples
         low, high = (value, value) if share == 1.0 else sorted((self.value, value))
@@ -48,8 +47,6 @@ class Mean:
 
 @dataclass(slots=True)
 class Bucket:
-    """The reports of a few epochs."""
-
     tau: int = 0
     """The largest."""
     count: int = 0
@@ -59,25 +56,13 @@ class Bucket:
 class Reports:
     """Collects reports, and gives out the means of each bucket when it is complete."""
 
-    def __init__(
-        self, every: int, count_min: int = 1, *, buckets_max: int = BUCKETS_MAX, names_max: int = NAMES_MAX
-    ) -> None:
-        """A bucket spans `every` epochs; one with fewer than `count_min` reports is not given out."""
-        limits = {"every": every, "count_min": count_min, "buckets_max": buckets_max, "names_max": names_max}
-        for name, limit in limits.items():
+    def __init__(self, every: int, *, buckets_max: int = BUCKETS_MAX, names_max: int = NAMES_MAX) -> None:
+        for name, limit in {"every": every, "buckets_max": buckets_max, "names_max": names_max}.items():
             if limit < 1:
                 raise InvalidValue(f"{name} is {limit} but must be a whole number >= 1")
-        self.every, self.count_min, self.buckets_max, self.names_max = every, count_min, buckets_max, names_max
-        self.late = 0
-        """Reports on versions whose bucket was given out."""
-        self.not_finite = 0
-        """Values, not reports."""
-        self.names_dropped = 0
-        """Values under one name too many."""
-        self.too_few = 0
-        """Reports in buckets that had fewer than `count_min`."""
-        self.overflowed = 0
-        """Reports in buckets that made way for newer ones."""
+        self.every, self.buckets_max, self.names_max = every, buckets_max, names_max
+        self.dropped: Counter[str] = Counter()
+        """Reports that came `late` or whose bucket made way (`overflowed`), and values `not_finite` or `nameless`."""
         self._buckets: dict[int, Bucket] = {}
         self._open_from = 0
         self._finished = False
@@ -90,7 +75,7 @@ class Reports:
             return
         bucket = self._bucket(tau // self.every)
         if bucket is None:
-            self.late += 1
+            self.dropped["late"] += 1
             return
         bucket.tau, bucket.count = max(bucket.tau, tau), bucket.count + 1
         for name, value in metrics.items():
@@ -110,29 +95,26 @@ class Reports:
         """Where reports of these epochs go; None where it is too late for them."""
         if self._finished or number < self._open_from:
             return None
-        if number not in self._buckets:
-            self._buckets[number] = Bucket()
+        self._buckets.setdefault(number, Bucket())
         while len(self._buckets) > self.buckets_max:
             oldest = min(self._buckets)
-            self.overflowed += self._buckets.pop(oldest).count
+            self.dropped["overflowed"] += self._buckets.pop(oldest).count
             self._open_from = max(self._open_from, oldest + 1)
         return self._buckets.get(number)
 
     def _note(self, bucket: Bucket, name: str, value: float, samples: int) -> None:
         if not _finite(value):
-            self.not_finite += 1
+            self.dropped["not_finite"] += 1
         elif name in bucket.means or len(bucket.means) < self.names_max:
             bucket.means.setdefault(name, Mean()).add(float(value), samples)
         else:
-            self.names_dropped += 1
+            self.dropped["nameless"] += 1
 
     def _given(self, numbers: list[int]) -> Due:
         buckets = [self._buckets.pop(number) for number in sorted(numbers)]
-        self.too_few += sum(bucket.count for bucket in buckets if bucket.count < self.count_min)
         return [
             (bucket.tau, {name: mean.value for name, mean in bucket.means.items()} | {COUNT: float(bucket.count)})
             for bucket in buckets
-            if bucket.count >= self.count_min
         ]
 
 

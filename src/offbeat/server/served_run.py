@@ -14,7 +14,7 @@ Rules kept here:
 import json
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -37,7 +37,6 @@ from offbeat.server.version_store import VersionGone, VersionStore
 from offbeat.storage.checkpoints import Checkpoint, Checkpoints
 from offbeat.storage.disk import Disk
 from offbeat.storage.ledger import Ledger, Observer
-from offbeat.storage.rows import NewRow
 from offbeat.wire import unload
 
 RETRY_S = 1.0
@@ -57,8 +56,6 @@ class Observers:
 
 
 class ServedRun:
-    """A run on real time."""
-
     def __init__(
         self,
         folder: Path,
@@ -82,10 +79,8 @@ class ServedRun:
             bytes_max=limits.versions_bytes_max,
         )
         file = folder / "ledger.sqlite"
-        self.staleness: Staleness
-        ours = (lambda *_: self.disk.committed(file), lambda rows, *_: self.staleness.count(rows))
-        self.ledger = Ledger.open(file, durable=True, observers=(*ours, *observers.on_written))
-        self.staleness = Staleness(self.ledger)
+        to_disk: Observer = lambda *_: self.disk.committed(file)  # noqa: E731
+        self.ledger = Ledger.open(file, durable=True, observers=(to_disk, *observers.on_written))
         self.updater = Updater(limits.updater_threads)
         self.updater.warm()
         self._stopping = threading.Event()
@@ -134,8 +129,7 @@ class ServedRun:
         self.versions.add(self.coordinator.t, self.mixer.x)
         self.checkpointer = Checkpointer(
             *(checkpoints, self.coordinator, self.ledger, self.updates, self.versions, (self.mixer.w, self.mixer.x)),
-            every=limits.checkpoint_every,
-            keep_updates=limits.keep_updates == "all",
+            limits,
         )
         self.driver = Driver(self.coordinator, self.ledger, self.mixer, self.checkpointer, outside)
         for decision in found.lost:
@@ -188,21 +182,20 @@ class ServedRun:
         return answer
 
     def _seen(self, x: Vector, tau: int) -> tuple[bool, float | None, bool]:
-        """Is it finite, how far is it from x_tau where that matters, and is x_tau gone where it is needed?"""
-        if not self.versions.on_disk:
-            return self._finite(x), None, False
-        try:
-            x_tau = self.versions.of(tau).vector
-        except VersionGone:
-            return self._finite(x), None, True
-        if not self.coordinator.needs_distance:
-            return self._finite(x), None, False
+        """Is it finite, how far is it from x_tau where that matters, and is x_tau gone where it is needed?
+
+        Read a few megabytes at a time: many large updates may come at once.
+        """
+        x_tau, base_gone = None, False
+        if self.versions.on_disk:
+            try:
+                x_tau = self.versions.of(tau).vector
+            except VersionGone:
+                base_gone = True
+        if x_tau is None or not self.coordinator.needs_distance:
+            return self.updater.finite(x, between=lambda: unload([x])), None, base_gone
         distance = self.updater.distance(x, x_tau, between=lambda: unload([x, x_tau]))
         return isfinite(distance), distance, False
-
-    def _finite(self, x: Vector) -> bool:
-        """Read a few megabytes at a time: many large updates may come at once."""
-        return self.updater.finite(x, between=lambda: unload([x]))
 
     def _judged(self, task: int, done: "Future[list[Command]]", unpin: ExitStack) -> None:
         unpin.close()
@@ -237,26 +230,5 @@ class ServedRun:
         return self.updates.bytes() + self.versions.bytes()
 
 
-def answer_in(commands: Sequence[Command]) -> AnswerPush:
-    """The answer among the commands that followed from a push."""
+def answer_in(commands: list[Command]) -> AnswerPush:
     return next(command for command in commands if isinstance(command, AnswerPush))
-
-
-class Staleness:
-    """Mean and largest staleness of what was applied."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.applied, self.sum, self.largest = ledger.staleness()
-
-    def count(self, rows: Sequence[NewRow]) -> None:
-        """These rows were committed."""
-        for row in rows:
-            facts = row.facts() if row.kind == "decided" else {}
-            if "keep" in facts:  # else it was refused
-                self.applied, self.sum = self.applied + 1, self.sum + facts["staleness"]
-                self.largest = max(self.largest, facts["staleness"])
-
-    @property
-    def mean(self) -> float:
-        """0 before the first."""
-        return self.sum / self.applied if self.applied else 0.0

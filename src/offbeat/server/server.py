@@ -14,10 +14,9 @@ import os
 import resource
 import signal
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -37,9 +36,8 @@ from offbeat.server.evaluator import Evaluator
 from offbeat.server.event_log import EventLog
 from offbeat.server.folder import WHERE, begin
 from offbeat.server.listener import Listener
-from offbeat.server.long_poll import LongPoll
+from offbeat.server.long_poll import LongPoll, call_on, wait_for
 from offbeat.server.metrics import Metrics, Timed
-from offbeat.server.reports import Reports
 from offbeat.server.served_run import Observers, ServedRun
 from offbeat.server.sessions import WorkerSession, WorkerSessions
 from offbeat.server.settings import AccessSettings, ServerSettings
@@ -47,13 +45,12 @@ from offbeat.server.views import counts
 from offbeat.settings import Settings
 from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import write_json
+from offbeat.storage.ledger import Observer
 from offbeat.storage.rows import as_event
 from offbeat.storage.run_folder import FINAL, LEDGER, SUMMARY
 from offbeat.wire import body_of, header_of
 
 ANYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 (compared with, not bound to)
-HEARTBEAT_MAX_S = 30.0
-HEARTBEATS_PER_LEASE = 3
 GOODBYE_S = 10.0
 """With --exit-when-finished: how long workers have to hear that the run is finished."""
 HEARD_AGAIN_S = 0.2
@@ -69,7 +66,6 @@ LINGER_S = 2.0
 COUNTED = ("t", "epochs", "applied", "gradients", "rejected", "duplicates")
 """What the summary takes over from the status."""
 EVALUATION, RESULTS = "evaluation", "results"
-"""What trouble can be about."""
 
 log = logging.getLogger("offbeat.server")
 http_log = logging.getLogger("offbeat.server.http")
@@ -104,7 +100,7 @@ class Server:
         self.tokens, self.tls = _access(options.access)
         self.process = TaskProcess(options.task, options.settings, threads=options.limits.evaluation_threads)
         self.evaluator: Evaluator | None = None
-        self.event_log: EventLog | None = None
+        observers: list[Observer] = []
         self.stopped = asyncio.Event()
         self.failure: str | None = None
         self.url = ""
@@ -113,41 +109,29 @@ class Server:
             self.begun = begin(options.folder, options.task, options.settings, self.process, options.x_0)
             undo.callback(self.begun.folder.close)
             if options.log_events:
-                self.event_log = EventLog.open(options.log_events, run=self.begun.run_id)
-                undo.callback(self.event_log.close)
+                event_log = EventLog.open(options.log_events, run=self.begun.run_id)
+                undo.callback(event_log.close)
+                observers.append(event_log.written)
             metrics = Metrics(options.folder / LEDGER)
-            self.run = self._run(metrics)
+            self.run = self._run(metrics, observers)
             self.process.remember(self.begun.about, self.run.layout)
             self.long_poll = LongPoll(loop, self.run.driver)
-            self.context = self._context(metrics)
-            undo.pop_all()
+            self.context = ServerContext(
+                *(self.run, self.begun, self.long_poll, WorkerSessions(self._history())),
+                *(self.tokens, metrics, options.limits, options.settings),
+            )
+            self._parts = undo.pop_all()
+            """Closed in the end, the last first, also where closing another one fails."""
+        self._parts.callback((options.folder / WHERE).unlink, missing_ok=True)
+        self._parts.callback(self.context.disk_pool.shutdown)
+        self._parts.callback(self.run.stop)
 
-    def _run(self, metrics: Metrics) -> ServedRun:
-        heard = [metrics.written, *([self.event_log.written] if self.event_log else ()), self._committed]
+    def _run(self, metrics: Metrics, observers: Sequence[Observer]) -> ServedRun:
+        on_written = (metrics.written, *observers, self._committed)
         return ServedRun(
             *(self.options.folder, self.begun.method, self.options.limits, self),
-            observers=Observers(tuple(heard), on_pass=metrics.mixed, on_synced=metrics.synced),
+            observers=Observers(on_written, on_pass=metrics.mixed, on_synced=metrics.synced),
             drop_damaged=self.options.drop_damaged,
-        )
-
-    def _context(self, metrics: Metrics) -> ServerContext:
-        plan = self.begun.method.plan
-        heartbeat_s = plan.lease_s / HEARTBEATS_PER_LEASE if isfinite(plan.lease_s) else HEARTBEAT_MAX_S
-        return ServerContext(
-            run=self.run,
-            long_poll=self.long_poll,
-            sessions=WorkerSessions(self._history()),
-            limits=self.options.limits,
-            settings=self.options.settings,
-            task=self.begun.about.identity,
-            run_id=self.begun.run_id,
-            devices=self.begun.method.devices,
-            tokens=self.tokens,
-            metrics_known=bool(self.begun.about.metrics),
-            reports=Reports(plan.evaluate_every),
-            heartbeat_s=min(HEARTBEAT_MAX_S, heartbeat_s),
-            metrics=metrics,
-            finished=self.run.coordinator.finished,
         )
 
     def _history(self) -> list[WorkerJoined | WorkerLeft]:
@@ -176,8 +160,8 @@ class Server:
         )
         await self.runner.setup()
         most = _raise_file_limit(self.options.limits.connections_max)
-        listener = Listener(self.runner, self.loop, replace(self.options.limits, connections_max=most))
-        self.listener = await listener.listen(self.tls)
+        listener = Listener(self.runner, replace(self.options.limits, connections_max=most), self.tls)
+        self.listener = await listener.listen()
         self.url = self._url(listener.port)
         where = {"url": self.url, "pid": os.getpid(), "run": self.begun.run_id}
         Disk().write_whole(self.options.folder / WHERE, [json.dumps(where).encode()])
@@ -192,6 +176,7 @@ class Server:
         process, c = Timed(self.process, self.context.metrics), self.run.coordinator
         folder, layout = self.options.folder, self.run.layout
         self.evaluator = Evaluator(process, folder, layout, self._evaluated, self._not_evaluated)
+        self._parts.callback(self.evaluator.stop)
         if (not c.evaluations or c.evaluations[-1].t != c.t) and (c.t == 0 or c.finished):
             self.evaluate(c.t)
 
@@ -212,17 +197,13 @@ class Server:
             self.evaluator.put(t, x, last=bool(self.run.coordinator.end_reason))
 
     def published(self, t: int) -> None:
-        self._on_loop(self._published, t)
+        call_on(self.loop, self._published, t)
 
     def over(self, reason: str) -> None:
-        self._on_loop(self._over, reason)
+        call_on(self.loop, self._over, reason)
 
     def _committed(self, *_: object) -> None:
-        self._on_loop(lambda: self.context.say_committed())
-
-    def _on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
-        if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(function, *arguments)
+        call_on(self.loop, lambda: self.context.say_committed())
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 
@@ -274,15 +255,13 @@ class Server:
                 break
             except (OSError, OffbeatError) as error:
                 self._note_trouble(RESULTS, f"the results cannot be written; this is tried again: {error}")
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(RETRY_S):
-                        await self.stopped.wait()
+                await wait_for(self.stopped, RETRY_S)
         log.info("finished: %s", self.run.coordinator.end_reason)
         if self.options.exit_when_finished:
             with suppress(TimeoutError):
                 async with asyncio.timeout(GOODBYE_S):
                     while any(map(self._is_there, self.context.sessions.all())):
-                        await self._commit_or(HEARD_AGAIN_S)
+                        await wait_for(self.context.committed, HEARD_AGAIN_S)  # one of them may have left
             self.stopped.set()
 
     def _is_there(self, session: WorkerSession) -> bool:
@@ -290,12 +269,6 @@ class Server:
         return bool(session.digest) and (
             session.asking or monotonic() - session.heard_at < self.begun.method.plan.lease_s
         )
-
-    async def _commit_or(self, wait_s: float) -> None:
-        """Wait until something is committed, such as that a worker has left, or for this long."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                await self.context.committed.wait()
 
     def _write_results(self) -> None:
         folder = self.options.folder
@@ -307,8 +280,8 @@ class Server:
 
     def _summary(self, facts: dict[str, Any], x: Model) -> dict[str, Any]:
         results = {name: facts[name] for name in COUNTED} | {"wall_s": round(facts["at_s"], 3)}
-        staleness, x_sha256 = self.run.staleness, hashlib.sha256(x.vector.data).hexdigest()
-        results |= {"staleness_mean": staleness.mean, "staleness_largest": staleness.largest, **facts["metrics"]}
+        x_sha256 = hashlib.sha256(x.vector.data).hexdigest()
+        results |= {**self.context.metrics.staleness(), **facts["metrics"]}
         results |= {"x_sha256": x_sha256, "ended": facts["reason"], "dir": str(self.options.folder)}
         return results | {"task": self.begun.about.identity, "settings": self.begun.folder.settings}
 
@@ -321,20 +294,7 @@ class Server:
         self.long_poll.stop()
         self.context.say_committed()  # those who follow the events hear that they end
         await self.runner.cleanup()
-        await self.loop.run_in_executor(None, self._close_rest)
-
-    def _close_rest(self) -> None:
-        """Close every part, also where closing another one fails."""
-        with ExitStack() as last_first:
-            last_first.callback(self.begun.folder.close)
-            if self.event_log is not None:
-                last_first.callback(self.event_log.close)
-            last_first.callback((self.options.folder / WHERE).unlink, missing_ok=True)
-            last_first.callback(self.context.disk_pool.shutdown)
-            last_first.callback(self.process.close)
-            last_first.callback(self.run.stop)
-            if self.evaluator is not None:
-                last_first.callback(self.evaluator.stop)
+        await self.loop.run_in_executor(None, self._parts.close)
 
 
 def serve(options: ServeOptions, ready: Callable[[Server], Any] = lambda _: None) -> None:

@@ -6,7 +6,6 @@ Rules kept here:
   digest of it is kept.
 """
 
-import hashlib
 import hmac
 import secrets
 from collections import Counter
@@ -15,14 +14,13 @@ from dataclasses import dataclass
 from math import inf
 
 from offbeat.protocol.messages import WorkerJoined, WorkerLeft
+from offbeat.server.access import digest_of
 
 SECRET_BYTES = 24
 
 
 @dataclass(slots=True)
 class WorkerSession:
-    """A worker that has joined."""
-
     worker: int
     name: str
     device: int
@@ -59,12 +57,10 @@ class WorkerSessions:
         return list(self._of.values())
 
     def known(self, name: str) -> WorkerSession | None:
-        """The worker of this name."""
         number = self._number.get(name)
         return None if number is None else self._of.get(number)
 
     def of(self, worker: int) -> WorkerSession | None:
-        """The worker of this number."""
         return self._of.get(worker)
 
     def number(self, name: str) -> int:
@@ -86,7 +82,6 @@ class WorkerSessions:
         return free if free < devices else len(self._of) % devices
 
     def take(self, event: WorkerJoined) -> WorkerSession:
-        """A worker joined, or joined again."""
         before = self._of.get(event.worker)
         if before is not None:
             self._on[before.device] -= 1
@@ -102,16 +97,11 @@ class WorkerSessions:
         if worker in self._of:
             self._of[worker].digest = ""
 
-    def was_replaced(self, secret: str) -> bool:
-        """Does this secret name a worker that has another one now? It need not be genuine: only the refusal differs."""
-        return self._named_in(secret) is not None and self.find(secret) is None
-
     def find(self, secret: str) -> WorkerSession | None:
-        """The session with this secret."""
-        session = self._named_in(secret)
+        session = self.named_in(secret)
         return session if session is not None and hmac.compare_digest(session.digest, digest_of(secret)) else None
 
-    def _named_in(self, secret: str) -> WorkerSession | None:
+    def named_in(self, secret: str) -> WorkerSession | None:
         """The worker whose number a secret begins with, unless it has left."""
         number, _, _ = secret.partition("-")
         plain = number.isascii() and number.isdecimal() and len(number) < SECRET_BYTES
@@ -122,8 +112,3 @@ class WorkerSessions:
 def new_secret(worker: int) -> str:
     """A secret; it begins with the worker's number."""
     return f"{worker}-{secrets.token_urlsafe(SECRET_BYTES)}"
-
-
-def digest_of(secret: str) -> str:
-    """What is kept of a secret: it is random and long, so a plain digest cannot be guessed back."""
-    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()

@@ -18,8 +18,6 @@ def _setting(default: Any, help_text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """How a run is served."""
-
     host: str = _setting("127.0.0.1", "Address to listen on; beyond this machine only with --access or --insecure.")
     port: int = _setting(7733, "Port to listen on; 0 picks a free one, see server.json.")
     behind_proxy: bool = _setting(False, "A proxy on this machine forwards the requests and says where they come from.")
@@ -52,14 +50,9 @@ class ServerSettings:
             raise InvalidValue(f"keep_updates is {self.keep_updates!r}; use needed or all")
 
     @property
-    def on_loopback(self) -> bool:
-        """Can only this machine reach it?"""
-        return self.host in LOOPBACK
-
-    @property
     def private(self) -> bool:
         """Can no request come from another machine, not even through a proxy?"""
-        return self.on_loopback and not self.behind_proxy
+        return self.host in LOOPBACK and not self.behind_proxy
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +65,12 @@ class AccessSettings:
 
     def check(self, settings: ServerSettings) -> None:
         """Refuse to be open to a network by accident."""
-        if self.folder is None and settings.behind_proxy and not self.insecure:
-            raise InvalidValue(
-                "behind_proxy opens this server to everybody who reaches the proxy: run `offbeat init DIR` once and "
-                "give --access DIR for TLS and tokens, or say --insecure if the network itself is safe"
-            )
-        if self.folder is None and not settings.on_loopback and not self.insecure:
-            raise InvalidValue(
-                f"host {settings.host} can be reached from other machines: run `offbeat init DIR` once and give "
-                "--access DIR for TLS and tokens, or say --insecure if the network itself is safe"
-            )
+        if self.folder is not None or self.insecure or settings.private:
+            return
+        why = f"host {settings.host} can be reached from other machines"
+        if settings.behind_proxy:
+            why = "behind_proxy opens this server to everybody who reaches the proxy"
+        raise InvalidValue(
+            f"{why}: run `offbeat init DIR` once and give --access DIR for TLS and tokens, "
+            "or say --insecure if the network itself is safe"
+        )

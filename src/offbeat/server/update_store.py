@@ -35,40 +35,38 @@ class Upload:
     ) -> None:
         self.folder, self.task, self.size = folder, task, size
         self.at = at
-        """Bytes that have come."""
         self._output, self._digest = output, digest
         self._head: HeaderReader | None = HeaderReader() if at == 0 else None
-        folder.opened(task)
+        folder.note_sending(task, sending=True)
 
     def write(self, *parts: Bytes) -> None:
         """Append; bytes beyond the announced size, and a header that is not the model's, are refused at once."""
         for data in parts:
-            self._write(data)
-
-    def _write(self, data: Bytes) -> None:
-        if self.at + len(data) > self.size:
-            raise BadPayload(f"the update has more than the {self.size} bytes that were announced")
-        if self._head is not None:
-            header = self._head.feed(data)
-            if header is not None:
+            if self.at + len(data) > self.size:
+                raise BadPayload(f"the update has more than the {self.size} bytes that were announced")
+            if self._head is not None and (header := self._head.feed(data)) is not None:
                 check_fit(header, self.folder.layout)
                 self._head = None
-        self._output.write(data)
-        self._digest.update(data)
-        self.at += len(data)
+            self._output.write(data)
+            self._digest.update(data)
+            self.at += len(data)
 
     def close(self) -> None:
         """Leave it; what has come can be appended to, unless its room is needed."""
         self._output.close()
-        self.folder.closed(self.task)
+        self.folder.note_sending(self.task, sending=False)
+
+    def abandon(self) -> None:
+        """Leave it, and forget what has come."""
+        self.close()
+        self.folder.discard(self.task)
 
     def finish(self, digest: str) -> None:
         """All is there: check it, bring it to the disk, give it its name."""
         if self.at != self.size:
             raise BadPayload(f"the update has {self.at} bytes of the {self.size} that were announced")
         if self._digest.hexdigest() != digest:
-            self.close()
-            self.folder.discard(self.task)
+            self.abandon()
             raise WrongDigest("the digest is not that of the bytes that arrived; send the update again from its start")
         begun = perf_counter()
         self._output.sync()
@@ -82,8 +80,6 @@ class WrongDigest(BadPayload):
 
 
 class UpdateStore:
-    """The folder of updates of one run."""
-
     def __init__(
         self,
         folder: Path,
@@ -131,7 +127,6 @@ class UpdateStore:
         return Upload(self, task, size, output, hashlib.sha256(), 0)
 
     def resume(self, task: int, size: int, offset: int) -> Upload:
-        """Go on with an upload from where it was cut off."""
         there = self.offset(task)
         if offset != there:
             raise WrongOffset(there)
@@ -143,20 +138,14 @@ class UpdateStore:
         return Upload(self, task, size, self.disk.extend(self._part(task), offset), digest, offset)
 
     def discard(self, task: int) -> None:
-        """Forget an upload that is under way."""
         self.disk.remove(self._part(task))
         with self._lock:
             self._note(self._coming, task, 0)
 
-    def opened(self, task: int) -> None:
-        """A connection sends this one from now on."""
+    def note_sending(self, task: int, *, sending: bool) -> None:
+        """Does a connection send this one from now on, or none?"""
         with self._lock:
-            self._open.add(task)
-
-    def closed(self, task: int) -> None:
-        """No connection sends it any more."""
-        with self._lock:
-            self._open.discard(task)
+            (self._open.add if sending else self._open.discard)(task)
 
     def set_aside(self, task: int, *, idle: bool) -> None:
         """A whole update that met a full queue may be forgotten if its room is needed; not while it is judged."""
@@ -178,7 +167,6 @@ class UpdateStore:
         return self.path / f"{task}{WHOLE}"
 
     def has(self, task: int) -> bool:
-        """Is the whole update there?"""
         return self.whole(task).exists()
 
     def tasks(self) -> set[int]:

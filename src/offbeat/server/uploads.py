@@ -115,21 +115,18 @@ async def receive(request: web.Request, context: ServerContext, head: Head) -> N
         await say_continue(request)
         await _written(request, context, upload)
         await context.off_loop(upload.finish, head.digest)
-    except (asyncio.CancelledError, ConnectionError):
-        await asyncio.shield(context.off_loop(upload.close))
-        raise
-    except (Refusal, RequestPayloadError):
+    except (asyncio.CancelledError, ConnectionError, Refusal, RequestPayloadError):
         await context.off_loop(upload.close)
         raise
     except OSError as error:
-        await context.off_loop(_abandon, upload)
+        await context.off_loop(upload.abandon)
         if error.errno not in FULL:
             raise
         raise _no_room(f"the server cannot keep the update: {error.strerror}") from error
     except WrongDigest as error:
         raise Refusal("digest", str(error)) from error
     except InvalidValue:
-        await context.off_loop(_abandon, upload)
+        await context.off_loop(upload.abandon)
         raise
 
 
@@ -152,7 +149,6 @@ def _no_room(message: str) -> Refusal:
 
 
 async def say_continue(request: web.Request) -> None:
-    """The body may come."""
     if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -174,21 +170,11 @@ async def _written(request: web.Request, context: ServerContext, upload: Upload)
                 piece, waiting, size = waiting, [], 0
                 await context.off_loop(upload.write, *piece)
                 until = monotonic() + PIECE_STALLS * stall_s
-    except TimeoutError:
-        await _rest(context, upload, waiting)
-        raise Refusal("stalled", f"nothing, or too little, came for {stall_s:g} s") from None
-    except (asyncio.CancelledError, ConnectionError, RequestPayloadError):
-        await _rest(context, upload, waiting)
+    except (TimeoutError, asyncio.CancelledError, ConnectionError, RequestPayloadError) as error:
+        with suppress(InvalidValue, OSError):
+            await context.off_loop(upload.write, *waiting)
+        if isinstance(error, TimeoutError):
+            raise Refusal("stalled", f"nothing, or too little, came for {stall_s:g} s") from None
         raise
     if waiting:
         await context.off_loop(upload.write, *waiting)
-
-
-async def _rest(context: ServerContext, upload: Upload, waiting: list[bytes]) -> None:
-    with suppress(InvalidValue, OSError):
-        await context.off_loop(upload.write, *waiting)
-
-
-def _abandon(upload: Upload) -> None:
-    upload.close()
-    upload.folder.discard(upload.task)

@@ -9,6 +9,7 @@ Rules kept here:
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -32,8 +33,6 @@ from offbeat.wire import BadPayload, mapped
 
 @dataclass
 class ReplayPoint:
-    """Where a replay stands."""
-
     w: Model
     x: Model
     t: int
@@ -41,8 +40,6 @@ class ReplayPoint:
 
 
 class Replay:
-    """The files of one served run, to be read."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.about = folder, RunFolder.open(folder)
         if not (folder / "layout.json").is_file():
@@ -141,8 +138,7 @@ def _last_uses(decisions: Iterator[Decision]) -> dict[int, int]:
 
 def verify(folder: Path) -> dict[str, Any]:
     """Replay from the oldest kept checkpoint, and compare with what the server has, bit for bit."""
-    replay = Replay(folder)
-    try:
+    with closing(Replay(folder)) as replay:
         newest, *older = list(replay.checkpoints.usable()) or [replay.checkpoints.newest()]  # which says what is wrong
         oldest = older[-1] if older else newest
         running = replay.about.state == "running"
@@ -152,8 +148,6 @@ def verify(folder: Path) -> dict[str, Any]:
         x = mapped(folder / FINAL, replay.layout) if (folder / FINAL).is_file() else there.x
         with Ledger.open(folder / LEDGER, read_only=True) as ledger:
             decided = sum(1 for row in ledger.rows("decided") if row.keep is not None and row.sequence <= until)
-    finally:
-        replay.close()
     theirs, ours = sha256(x), sha256(again.x)
     return {
         "t": again.t,
@@ -167,17 +161,13 @@ def verify(folder: Path) -> dict[str, Any]:
 
 
 def model_at(folder: Path, epoch: str) -> tuple[int, Model]:
-    """A version of a served run, from its files."""
-    replay = Replay(folder)
-    try:
+    with closing(Replay(folder)) as replay:
         if epoch == "latest":
             point = replay.run(replay.checkpoints.newest())
             return point.t, point.x
         if not epoch.isdecimal():
             raise InvalidValue(f"epoch is {epoch!r} but must be a whole number, or latest")
         return int(epoch), _reached(replay, int(epoch))
-    finally:
-        replay.close()
 
 
 def _reached(replay: Replay, t: int) -> Model:
@@ -193,5 +183,4 @@ def _reached(replay: Replay, t: int) -> Model:
 
 
 def sha256(model: Model) -> str:
-    """Of a model's vector."""
     return hashlib.sha256(model.vector.data).hexdigest()

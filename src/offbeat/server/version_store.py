@@ -49,7 +49,6 @@ class VersionStore:
             disk.make_folder(folder)
 
     def add(self, t: int, x: Model) -> None:
-        """A version that can be read from now on."""
         if self.on_disk and not self._file(t).exists():
             self.disk.write_whole(self._file(t), [self.header, *body_of(x)])
         with self._lock:
@@ -82,7 +81,6 @@ class VersionStore:
                         del self._read[t]
 
     def cut_off_oldest(self) -> None:
-        """Cut off the readers of the oldest versions, so that memory stays bounded."""
         with self._lock:
             alive = sorted({*self._kept, *self._read})
             crowding = [t for t in alive[: -self._alive_max] if t in self._read and t not in self._kept]
@@ -105,7 +103,6 @@ class VersionStore:
                 self._pinned[tau] -= 1
 
     def pins(self) -> set[int]:
-        """Versions that are pinned now."""
         with self._lock:
             return {tau for tau, count in self._pinned.items() if count}
 

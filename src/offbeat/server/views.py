@@ -27,12 +27,11 @@ async def status(request: web.Request) -> web.Response:
 
 
 async def status_of(service: ServerContext) -> dict[str, Any]:
-    """Likewise, as an object; while the ledger cannot be written, as it was before."""
+    """The status as an object; while the ledger cannot be written, of the moment before."""
     run = service.run
     facts: dict[str, Any] = counts(run.coordinator) if run.driver.trouble is not None else await service.ask(counts)
     facts |= {
-        "staleness_mean": run.staleness.mean,
-        "staleness_largest": run.staleness.largest,
+        **service.metrics.staleness(),
         "run": service.run_id,
         "task": service.task,
         "devices": service.devices,
@@ -91,7 +90,7 @@ def _worker(c: Coordinator, session: Any) -> dict[str, Any]:
 
 
 async def health(request: web.Request) -> web.Response:
-    """Alive?"""
+    """Whether the server works."""
     service = context_of(request)
     if service.run.driver.failure is not None:
         raise Refusal("not_now", f"the server has failed: {service.run.driver.failure}", retry_after_s=5)
@@ -109,7 +108,7 @@ async def api(_request: web.Request) -> web.Response:
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """For Prometheus."""
+    """The numbers that Prometheus scrapes."""
     service = context_of(request)
     if service.tokens is None and not service.limits.private:
         do = "Start the server with --access (see `offbeat init`), and scrape with a viewer's token."
@@ -136,7 +135,7 @@ async def events(request: web.Request) -> web.StreamResponse:
         if after is None:
             after = await service.off_loop(ledger.newest)
         await response.prepare(request)
-        with suppress(ConnectionError):  # whoever followed has gone
+        with suppress(ConnectionError):  # the listener has gone
             await _follow(service, ledger, response, after, limit)
     return response
 
@@ -164,7 +163,7 @@ async def _follow(
 def _event(row: Row) -> bytes:
     facts = {name: value for name, value in row._asdict().items() if value is not None and name != "sequence"}
     facts = {name: number(value) if isinstance(value, float) else value for name, value in facts.items()}
-    if row.kind == "joined" and row.detail:  # the digest of a secret is nobody's business
+    if row.kind == "joined" and row.detail:  # the digest of a secret stays here
         facts["detail"] = json.dumps({"name": json.loads(row.detail).get("name")})
     return f"id: {row.sequence}\nevent: {row.kind}\ndata: {answer(facts).text}\n\n".encode()
 

@@ -15,11 +15,11 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 from offbeat.errors import InvalidValue
-from offbeat.hosting.child import Child, cores, listen_to_signals, signals_blocked
+from offbeat.hosting.child import Child, listen_to_signals, signals_blocked
 from offbeat.sim.lockstep import Failure, Tell, run_share
 from offbeat.sim.on_ray.cluster import installed
 from offbeat.sim.on_ray.shares import run_on_ray
-from offbeat.sim.processes import PROCESSES_MAX
+from offbeat.sim.processes import process_count
 from offbeat.sim.run import StopRequested
 from offbeat.sim.spec import ComparedRun
 from offbeat.storage.run_folder import SUMMARY
@@ -31,21 +31,15 @@ LISTEN_S = 0.1
 
 
 class Backend(NamedTuple):
-    """Where runs go."""
-
     on: str = HERE
     processes: int | None = None
     """How many shares there are; one per core or, on Ray, per CPU of the cluster, where it is not said."""
     ray_address: str | None = None
 
     def check(self, runs: Sequence[ComparedRun]) -> None:
-        """Refuse what makes no sense, before anything is begun."""
         if self.on not in (HERE, RAY):
             raise InvalidValue(f"on is {self.on!r} but must be {HERE} or {RAY}")
-        if self.processes is not None and not 1 <= self.processes <= PROCESSES_MAX:
-            raise InvalidValue(
-                f"processes is {self.processes} but must lie in 1..{PROCESSES_MAX}; one per core is enough"
-            )
+        process_count(self.processes)
         if self.ray_address is not None and self.on != RAY:
             raise InvalidValue("ray_address is set, but the runs stay here; say --on ray, too")
         if self.on == RAY:
@@ -63,7 +57,7 @@ class Backend(NamedTuple):
             return []
         if self.on == RAY:
             return run_on_ray(task_spec, runs, tell, pictures=pictures, address=self.ray_address, count=self.processes)
-        count = self.processes or cores()
+        count = process_count(self.processes)
         shares = [share for number in range(count) if (share := runs[number::count])]
         if len(shares) == 1:
             return run_share(task_spec, runs, tell, pictures=pictures)
@@ -74,8 +68,6 @@ class Backend(NamedTuple):
 
 
 class ShareProcess:
-    """A process that runs a share."""
-
     def __init__(self, task_spec: str, share: Sequence[ComparedRun], pictures: bool) -> None:
         self.share, self.done = share, 0.0
         self.failures: list[Failure] = []
@@ -97,7 +89,6 @@ class ShareProcess:
         return True
 
     def _orphaned(self) -> list[Failure]:
-        """The runs that a dead child leaves unfinished."""
         why = f"its process {self.child.fate().rstrip(',')}: try fewer --processes"
         return [Failure(run.method, run.seed, why) for run in self.share if not (run.folder / SUMMARY).exists()]
 
@@ -126,13 +117,13 @@ def _end(children: Sequence[Child]) -> None:
         for child in children:
             child.line.close()
         for child in children:
-            child.wait()
+            child.process.wait()
     except BaseException:
         with signals_blocked():
             for child in children:
-                child.kill()
+                child.process.kill()
             for child in children:
-                child.wait()
+                child.process.wait()
         raise
 
 

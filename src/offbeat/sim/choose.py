@@ -3,36 +3,24 @@
 Rules kept here:
 - `auto` chooses from static facts (layer kinds, parameters, tasks in flight, cores, whether numba is installed), never
   from a timing, so the same run is the same everywhere that has as many cores, and again when it is resumed.
-- A shared executor knows whose training each waiting one is, so a run that fails takes only its own with it.
 - An executor that no run uses any more is closed.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue
 from offbeat.hosting.child import cores
 from offbeat.hosting.loading import OFFERED, OVERRIDES, load, takes_seed
 from offbeat.hosting.task_host import CannotTravel
+from offbeat.method import method_of
 from offbeat.settings import Settings
-from offbeat.sim.event_sources import simulated_method
-from offbeat.sim.executors import (
-    Batched,
-    CompiledLoops,
-    Executor,
-    Inline,
-    Job,
-    Pending,
-    PendingEvaluation,
-    Together,
-    compiling_obstacle,
-    obstacle,
-)
+from offbeat.sim.event_sources import window_of
+from offbeat.sim.executors import Batched, CompiledLoops, Executor, Inline, compiling_obstacle, obstacle
 from offbeat.sim.on_ray.executor import Ray, Wishes
 from offbeat.sim.processes import Processes
-from offbeat.task import Task, Work, start
+from offbeat.task import Task, start
 
 COMPILED_PARAMETERS_MAX = 65_536
 BATCHED_PARAMETERS_MAX = 65_536
@@ -126,47 +114,6 @@ def _suitable(task: Task, parameters: int, in_flight_max: int) -> Executor:
 # --- shared between runs ---------------------------------------------------------------------------------------------
 
 
-class SharedExecutor:
-    """One run's part in an executor that other runs use, too; the pool closes it."""
-
-    def __init__(self, shared: Executor) -> None:
-        self.shared, self.name, self.task = shared, shared.name, shared.task
-        self._waiting: dict[Job, None] = {}
-
-    @property
-    def together(self) -> bool:
-        """Are the trainings of several runs done at once, so that an error may be any run's?"""
-        return isinstance(self.shared, Together)
-
-    def submit(self, x_tau: Model, work: Work) -> Job:
-        job = self.shared.submit(x_tau, work)
-        self._waiting = {waiting: None for waiting in self._waiting if not waiting.done}
-        self._waiting[job] = None
-        return job
-
-    def measure(self, x: Model) -> PendingEvaluation:
-        return self.shared.measure(x)
-
-    def finish(self, jobs: Sequence[Pending]) -> None:
-        self.shared.finish(jobs)
-
-    def cancel(self, job: Job) -> None:
-        self._waiting.pop(job, None)
-        self.shared.cancel(job)
-
-    def withdraw(self) -> None:
-        """Nothing of this run is trained along with others any more; one that is batched can still be asked for."""
-        for job in self._waiting:
-            if not job.done:
-                self.shared.cancel(job)
-
-    def report(self) -> dict[str, float]:
-        return self.shared.report()
-
-    def close(self) -> None:
-        """The pool closes the executor itself."""
-
-
 class ExecutorPool:
     """The executors of one process, one per task and kind."""
 
@@ -175,13 +122,13 @@ class ExecutorPool:
         self.task_spec, self.alone, self._seeded = task_spec, alone, takes_seed(task_spec)
         self._made: dict[tuple[Any, ...], Executor] = {}
 
-    def lend(self, settings: Settings) -> SharedExecutor:
+    def lend(self, settings: Settings) -> Executor:
         """The executor for a run of these settings; made, with its task, where it is the first."""
         seed = settings.seed if self._seeded else None
         key = (seed, *(getattr(settings, name) for name in (*OF_TASK, *OF_EXECUTOR)))
         if key not in self._made:
             self._made[key] = self._make(settings)
-        return SharedExecutor(self._made[key])
+        return self._made[key]
 
     def _make(self, settings: Settings) -> Executor:
         """Where other processes run beside this one, no core is free for an executor that would take all."""
@@ -190,7 +137,7 @@ class ExecutorPool:
             task,
             settings.executor,
             parameters=start(task, settings.seed).layout.size if is_auto else 0,
-            in_flight_max=simulated_method(task, settings).plan.in_flight_max,
+            in_flight_max=method_of(settings, task, window=window_of(settings)).plan.in_flight_max,
             wishes=wishes_of(settings, settings.executor),
         ).executor
         if is_auto and isinstance(executor, Processes) and not self.alone:
@@ -200,11 +147,11 @@ class ExecutorPool:
             executor.threads = 1
         return executor
 
-    def keep(self, used: Iterable[SharedExecutor]) -> None:
-        """Close the executors that none of these uses."""
-        shared = {id(part.shared) for part in used}
+    def keep(self, used: Iterable[Executor]) -> None:
+        """Close the others."""
+        kept = {id(executor) for executor in used}
         for key, executor in [*self._made.items()]:
-            if id(executor) not in shared:
+            if id(executor) not in kept:
                 del self._made[key]
                 executor.close()
 

@@ -11,18 +11,17 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Literal, NamedTuple, Self
 
-from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
+from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.hosting.loading import described, identity
 from offbeat.sim.backends import Backend
 from offbeat.sim.choose import ANYWHERE, ExecutorPool
-from offbeat.sim.curve import CURVE, Point, read_curve
+from offbeat.sim.curve import CURVE, CurvePoint, read_curve
 from offbeat.sim.lockstep import Failure, draw
-from offbeat.sim.run import Simulation
+from offbeat.sim.run import Simulation, plots
 from offbeat.sim.spec import ComparedRun, Spec
 from offbeat.storage.json_file import plain
 from offbeat.storage.lock import Lock
@@ -47,7 +46,7 @@ def compare(
     `on` is here or ray, for the cluster at `ray_address`. `pictures` draws every run. Progress is told in runs done, of
     all runs; `on_progress` may raise `StopRequested`.
     """
-    spec, folder = Spec.of(spec), Path(folder)
+    spec, folder = spec if isinstance(spec, Spec) else Spec.read(spec), Path(folder)
     entries = spec.entries(folder)
     if (folder / SETTINGS).exists():
         raise InvalidValue(f"{folder} is the folder of a run; choose another --dir for the comparison")
@@ -73,9 +72,11 @@ def compare(
 
 def check(spec: Spec, entries: Sequence[ComparedRun]) -> None:
     """Build one run of every method, without a folder: what is wrong with it is said in one line."""
-    executors = ExecutorPool(spec.task)
+    executors, first = ExecutorPool(spec.task), dict[str, ComparedRun]()
+    for entry in entries:
+        first.setdefault(entry.method, entry)
     try:
-        for entry in _one_of_each(entries):
+        for entry in first.values():
             try:
                 executor = executors.lend(entry.settings)
                 measured = Simulation(executor.task, entry.settings, executor).metrics_0
@@ -84,11 +85,6 @@ def check(spec: Spec, entries: Sequence[ComparedRun]) -> None:
             refuse_unknown_metric(spec, entry.method, measured)
     finally:
         executors.close()
-
-
-def _one_of_each(entries: Sequence[ComparedRun]) -> Iterator[ComparedRun]:
-    for method in dict.fromkeys(entry.method for entry in entries):
-        yield next(entry for entry in entries if entry.method == method)
 
 
 def _is_done(entry: ComparedRun, task: str) -> bool:
@@ -157,7 +153,6 @@ class ComparisonRow(NamedTuple):
     """Mean virtual time at which the reference's final metric was reached, over the seeds that reached it."""
     reached_spread: float
     reached_by: int
-    """How many seeds reached it."""
     t: float
     gradients: float
     virtual_s: float
@@ -169,15 +164,13 @@ class ComparisonRow(NamedTuple):
 
 @dataclass
 class Comparison:
-    """The results of a comparison."""
-
     spec: Spec
-    curves: dict[str, list[list[Point]]]
+    curves: dict[str, list[list[CurvePoint]]]
     summaries: dict[str, list[dict[str, Any]]]
 
     @classmethod
     def read(cls, spec: Spec, folder: Path) -> Self:
-        curves: dict[str, list[list[Point]]] = {name: [] for name in spec.methods}
+        curves: dict[str, list[list[CurvePoint]]] = {name: [] for name in spec.methods}
         summaries: dict[str, list[dict[str, Any]]] = {name: [] for name in spec.methods}
         for entry in spec.entries(folder):
             curve = read_curve(entry.folder / CURVE)
@@ -209,11 +202,7 @@ class Comparison:
 
     def plot(self, folder: Path | str) -> list[Path]:
         """Draw the metric against virtual time, epochs, gradients and bytes; returns the files."""
-        try:
-            plots = import_module("offbeat.plots")  # by name: pictures are an extra, and a layer above
-        except ModuleNotFoundError as error:
-            raise MissingExtra(str(error.name), "plots") from error
-        files: list[Path] = plots.comparison(Path(folder), self)
+        files: list[Path] = plots().comparison(Path(folder), self)
         return files
 
     def _row(self, name: str) -> ComparisonRow:
@@ -249,7 +238,6 @@ class Comparison:
 
 
 def refuse_unknown_metric(spec: Spec, method: str, measured: Mapping[str, float]) -> None:
-    """A metric that was not measured cannot be compared."""
     if spec.metric not in measured:
         raise InvalidValue(f"metric is {spec.metric!r} but {method} has {', '.join(measured) or 'none'}")
 

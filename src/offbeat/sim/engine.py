@@ -4,7 +4,7 @@ Rules kept here:
 - There is no second engine: FedAsync, FedBuff, FedAvg and SGD are a rule and a scheduler policy on this loop, and the
   coordinator is the one that is deployed.
 - Ties in time are decided by the sequence number; what a decision causes at the same moment is handled before
-  anything else. MixingDone takes `mix_s` per update, one after the other; 0, the default, is at once.
+  anything else. Mixing takes `mix_s` per update, one after the other; 0, the default, is at once.
 - The engine stops where it needs a training that is not done, returns it, and goes on when it is called again. So
   several runs can share one executor and fill its batches together, and the schedule of none of them depends on it.
 - An evaluation is awaited at once where decisions depend on it. Otherwise a few may be under way beside the training;
@@ -18,35 +18,12 @@ from math import inf
 from typing import NamedTuple, Protocol, assert_never
 
 from offbeat.errors import InvariantBroken
+from offbeat.protocol import messages
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.messages import (
-    AnswerPush,
-    Command,
-    Decision,
-    Evaluated,
-    EvaluateModel,
-    Event,
-    Finish,
-    Lease,
-    MixUpdate,
-    Outcome,
-    PublishVersion,
-    Quarantine,
-    ReleaseTask,
-    SendTask,
-    Spent,
-    TellFinished,
-    TellQuarantined,
-    TimePassed,
-    UpdateArrived,
-    UpdateMixed,
-    VersionPublished,
-    WakeAt,
-)
 from offbeat.sim.event_sources import Arrival, EventSource, Happening
 from offbeat.sim.executors import Job, Pending, PendingEvaluation
 
-Recorder = Callable[[Event, list[Command]], None]
+Recorder = Callable[[messages.Event, list[messages.Command]], object]
 EVALUATIONS_AHEAD = 4
 """Evaluations that may be under way beside the training."""
 
@@ -55,17 +32,17 @@ class MixingDone(NamedTuple):
     """The server is done with mixing this update, or with publishing a group, at this moment."""
 
     at: float
-    what: MixUpdate | PublishVersion
+    what: messages.MixUpdate | messages.PublishVersion
 
 
 class DataPlane(Protocol):
-    """What holds the vectors: `plane.Plane`, or `replay.Replayed` where a schedule needs none."""
+    """What holds the vectors: `plane.Plane`, or `plane.Replayed` where a schedule needs none."""
 
-    def lease(self, lease: Lease) -> None: ...
-    def start(self, lease: Lease) -> None: ...
-    def awaited_training(self, lease: Lease) -> Job | None: ...
-    def arrived(self, lease: Lease, at: float, spent: Spent | None) -> UpdateArrived: ...
-    def mix(self, decision: Decision) -> None: ...
+    def lease(self, lease: messages.Lease) -> None: ...
+    def start(self, lease: messages.Lease) -> None: ...
+    def awaited_training(self, lease: messages.Lease) -> Job | None: ...
+    def arrived(self, lease: messages.Lease, at: float, spent: messages.Spent | None) -> messages.UpdateArrived: ...
+    def mix(self, decision: messages.Decision) -> None: ...
     def publish(self) -> None: ...
     def forget(self, task: int) -> None: ...
     def evaluate(self, t: int) -> None: ...
@@ -74,8 +51,6 @@ class DataPlane(Protocol):
 
 
 class Engine:
-    """One simulated run."""
-
     def __init__(
         self, coordinator: Coordinator, source: EventSource, plane: DataPlane, record: Recorder, *, mix_s: float = 0.0
     ) -> None:
@@ -87,7 +62,7 @@ class Engine:
         self.sequence = 0
         self._over = False
         self._heap: list[tuple[float, int, Happening | MixingDone]] = []
-        self._now: deque[Event] = deque()
+        self._now: deque[messages.Event] = deque()
         self._evaluating: deque[int] = deque()
         """Versions whose evaluation is under way."""
         self._unmixed: set[int] = set()
@@ -108,9 +83,9 @@ class Engine:
                 return [needed]
             if self._evaluation_is_due():
                 t = self._evaluating.popleft()
-                self._handle(Evaluated(self.coordinator.at, t, self.plane.metrics(t)))
+                self.feed(messages.Evaluated(self.coordinator.at, t, self.plane.metrics(t)))
             elif self._now:
-                self._handle(self._now.popleft())
+                self.feed(self._now.popleft())
             elif self._over or not self._heap:
                 self._over = True
                 self.finished = not self._evaluating
@@ -119,27 +94,22 @@ class Engine:
         return []
 
     def _needed(self) -> Pending | None:
-        """The job that must be done before the next step."""
         if self._evaluation_is_due():
             return self.plane.awaited_evaluation(self._evaluating[0])
         if self._now or self._over or not self._heap:
             return None
         happening = self._heap[0][2]
-        if isinstance(happening, MixingDone) and isinstance(happening.what, MixUpdate):
-            return self.plane.awaited_training(
-                happening.what.decision.lease
-            )  # trained before, unless the run was resumed
-        return self.plane.awaited_training(happening.lease) if isinstance(happening, Arrival) else None
+        if isinstance(happening, Arrival):
+            return self.plane.awaited_training(happening.lease)
+        if isinstance(happening, MixingDone) and isinstance(happening.what, messages.MixUpdate):
+            return self.plane.awaited_training(happening.what.decision.lease)  # only where the run was resumed
+        return None
 
     def _evaluation_is_due(self) -> bool:
         if not self._evaluating:
             return False
         ahead = 0 if self._over or self.coordinator.needs_evaluation else EVALUATIONS_AHEAD
         return len(self._evaluating) > ahead
-
-    def feed(self, event: Event) -> None:
-        """Let an event happen now that does not come from the source."""
-        self._handle(event)
 
     def _happen(self, happening: Happening | MixingDone) -> None:
         if isinstance(happening, MixingDone):
@@ -158,77 +128,77 @@ class Engine:
             del self._on_the_way[task]
             self._revoked.discard(task)
 
-    def _handle(self, event: Event) -> None:
+    def feed(self, event: messages.Event) -> None:
         commands = self.coordinator.handle(event)
         self.handled += 1
         self.record(event, commands)
         for command in commands:
             self._do(command, event.at)
 
-    def _do(self, command: Command, at: float) -> None:
+    def _do(self, command: messages.Command, at: float) -> None:
         match command:
-            case SendTask():
+            case messages.SendTask():
                 self._send(command.lease, at)
-            case MixUpdate() | PublishVersion():
+            case messages.MixUpdate() | messages.PublishVersion():
                 self._mix_later(command, at)
-            case AnswerPush():
+            case messages.AnswerPush():
                 self._answer(command, at)
-            case WakeAt():
-                self._push(TimePassed(max(command.at, at)))
-            case EvaluateModel():
+            case messages.WakeAt():
+                self._push(messages.TimePassed(max(command.at, at)))
+            case messages.EvaluateModel():
                 self.plane.evaluate(command.t)
                 self._evaluating.append(command.t)
-            case ReleaseTask():
+            case messages.ReleaseTask():
                 self._release(command, at)
-            case TellFinished() | TellQuarantined() | Quarantine():
+            case messages.TellFinished() | messages.TellQuarantined() | messages.Quarantine():
                 pass  # a simulated worker that is given nothing does nothing
-            case Finish():
+            case messages.Finish():
                 self._over = True
             case _:
                 assert_never(command)
 
-    def _send(self, lease: Lease, at: float) -> None:
+    def _send(self, lease: messages.Lease, at: float) -> None:
         self.plane.lease(lease)
         for happening in self.source.started(lease, at):
             if isinstance(happening, Arrival):
                 self.plane.start(lease)
             self._push(happening)
 
-    def _mix_later(self, command: MixUpdate | PublishVersion, at: float) -> None:
+    def _mix_later(self, command: messages.MixUpdate | messages.PublishVersion, at: float) -> None:
         """Mix when the server is done with what came before; at once where mixing takes no time."""
         if not self.mix_s:
             self._mix(command, at)
             return
         self._mixing_until = max(at, self._mixing_until)
-        if isinstance(command, MixUpdate):
+        if isinstance(command, messages.MixUpdate):
             self._mixing_until += self.mix_s
             self._unmixed.add(command.decision.lease.task)
         self._push(MixingDone(self._mixing_until, command))
 
-    def _mix(self, command: MixUpdate | PublishVersion, at: float) -> None:
-        if isinstance(command, PublishVersion):
+    def _mix(self, command: messages.MixUpdate | messages.PublishVersion, at: float) -> None:
+        if isinstance(command, messages.PublishVersion):
             self._publish(command.t, at)
             return
         decision = command.decision
         self.plane.mix(decision)
         if decision.mix is not None and decision.mix.publish:
             self._publish(decision.t, at)
-        self._now.append(UpdateMixed(at, decision.sequence))
+        self._now.append(messages.UpdateMixed(at, decision.sequence))
         if decision.lease.task in self._unmixed:
             self._unmixed.remove(decision.lease.task)
             self._forget(decision.lease.task)
 
     def _publish(self, t: int, at: float) -> None:
         self.plane.publish()
-        self._now.append(VersionPublished(at, t))
+        self._now.append(messages.VersionPublished(at, t))
 
-    def _answer(self, answer: AnswerPush, at: float) -> None:
+    def _answer(self, answer: messages.AnswerPush, at: float) -> None:
         for happening in self.source.answered(answer, at):
             self._push(happening, now=at)
-        if answer.outcome is not Outcome.BUSY:
+        if answer.outcome is not messages.Outcome.BUSY:
             self._forget(answer.task)
 
-    def _release(self, command: ReleaseTask, at: float) -> None:
+    def _release(self, command: messages.ReleaseTask, at: float) -> None:
         """A worker whose task is revoked stops; one whose lease ran out does not know it, and may push late."""
         task = command.lease.task
         if command.revoked:

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from math import inf
 from typing import NamedTuple, Protocol
 
-from offbeat import method
 from offbeat.core import draws
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue
-from offbeat.method import DEVICES, Method
+from offbeat.method import DEVICES
 from offbeat.protocol.messages import (
     AnswerPush,
     Event,
@@ -24,7 +23,6 @@ from offbeat.protocol.messages import (
     WorkerJoined,
     WorkerLeft,
 )
-from offbeat.protocol.scheduler import GammaSchedule
 from offbeat.settings import Settings
 from offbeat.sim.devices import DeviceModel, device_model
 from offbeat.task import Task, Work
@@ -46,27 +44,20 @@ Happening = Event | Arrival
 
 
 class EventSource(Protocol):
-    """What the engine asks of the simulated world."""
-
     def opening(self) -> Iterator[Happening]:
         """What happens at time 0."""
-        ...
 
     def started(self, lease: Lease, at: float) -> Iterator[Happening]:
         """What follows from sending this task now; no `Arrival` among it means that the task is lost."""
-        ...
 
     def answered(self, answer: AnswerPush, at: float) -> Iterator[Happening]:
         """What follows from the server's answer."""
-        ...
 
     def revoked(self, lease: Lease, at: float) -> Iterator[Happening]:
         """What follows when the worker hears that its task is not wanted any more."""
-        ...
 
     def available(self, worker: int, at: float) -> bool:
         """Can this worker take a task now?"""
-        ...
 
 
 class SimulatedFleet:
@@ -211,19 +202,9 @@ def window_of(settings: Settings) -> int | None:
     return int(rest)
 
 
-def simulated_method(
-    task: Task, settings: Settings, rule: Rule | None = None, gamma: GammaSchedule | None = None
-) -> Method:
-    """How a simulated run decides; `rule` and `gamma` take the place of what the settings name."""
-    rule, devices = rule or method.rule_of(settings), method.devices_of(task, settings)
-    plan = method.plan_of(settings, rule, devices, window_of(settings))
-    return Method(rule, plan, method.scheduler_of(task, settings, rule, devices, gamma), settings.seed, devices)
-
-
 def source_of(
     task: Task, settings: Settings, rule: Rule, devices: int, model_bytes: int, epochs: int | None
 ) -> EventSource:
-    """The simulated world that the settings describe."""
     window = window_of(settings)
     if window is not None:
         _refuse_with_sampled(settings, rule)

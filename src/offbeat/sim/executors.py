@@ -9,7 +9,8 @@ Rules kept here:
   it was is reported.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from offbeat.core.layout import Model
@@ -22,32 +23,24 @@ TrainedJobs = list[tuple[Model, Trained]]
 """(x_new, report) of every training, in the order of the jobs."""
 
 
+@dataclass(eq=False, slots=True)
 class Job:
-    """One training on its way."""
-
-    __slots__ = ("handle", "update", "work", "x_tau")
-
-    def __init__(self, x_tau: Model, work: Work) -> None:
-        self.x_tau, self.work = x_tau, work
-        self.update: Update | None = None
-        self.handle: Any = None
-        """By which its executor finds it again."""
+    x_tau: Model
+    work: Work
+    update: Update | None = None
+    handle: Any = None
+    """By which its executor finds it again."""
 
     @property
     def done(self) -> bool:
         return self.update is not None
 
 
+@dataclass(eq=False, slots=True)
 class PendingEvaluation:
-    """One evaluation of a global model on its way."""
-
-    __slots__ = ("handle", "metrics", "x")
-
-    def __init__(self, x: Model) -> None:
-        self.x = x
-        self.metrics: Mapping[str, float] | None = None
-        self.handle: Any = None
-        """By which its executor finds it again."""
+    x: Model
+    metrics: Mapping[str, float] | None = None
+    handle: Any = None
 
     @property
     def done(self) -> bool:
@@ -58,8 +51,6 @@ Pending = Job | PendingEvaluation
 
 
 class Executor(Protocol):
-    """Runs trainings and evaluations of one task."""
-
     name: str
 
     @property
@@ -67,27 +58,21 @@ class Executor(Protocol):
 
     def submit(self, x_tau: Model, work: Work) -> Job:
         """Take a training on; it may begin at once or later."""
-        ...
 
     def measure(self, x: Model) -> PendingEvaluation:
         """Take the evaluation of a global model on; it may begin at once or later."""
-        ...
 
     def finish(self, jobs: Sequence[Pending]) -> None:
         """Return when these are done; others may be done on the way."""
-        ...
 
     def cancel(self, job: Job) -> None:
         """The job is not needed any more."""
-        ...
 
     def report(self) -> dict[str, float]:
         """Figures about how the work was done, for the summary of the run."""
-        ...
 
     def close(self) -> None:
         """End processes and threads."""
-        ...
 
 
 # --- in this process -------------------------------------------------------------------------------------------------
@@ -128,16 +113,13 @@ class Inline:
 
 
 class Together(Inline):
-    """Trains all that was submitted, together, when the first of it is needed; how, its kinds say."""
+    """Trains all that was submitted, together, when the first of it is needed."""
 
-    def __init__(self, task: Task, name: str) -> None:
+    def __init__(self, task: Task, name: str, train: Callable[[Jobs], tuple[TrainedJobs, int]]) -> None:
         super().__init__(task)
-        self.name = name
+        self.name, self._train_jobs = name, train
         self.jobs = self.programs = 0
         self._waiting: dict[Job, None] = {}
-
-    def _trained(self, jobs: Jobs) -> tuple[TrainedJobs, int]:
-        raise NotImplementedError
 
     def submit(self, x_tau: Model, work: Work) -> Job:
         job = Job(x_tau, work)
@@ -148,7 +130,7 @@ class Together(Inline):
         if not needed:
             return
         batch = [*(self._waiting | dict.fromkeys(needed))]
-        results, programs = self._trained([(job.x_tau, job.work) for job in batch])
+        results, programs = self._train_jobs([(job.x_tau, job.work) for job in batch])
         for job, (x_new, trained) in zip(batch, results, strict=True):
             job.update = Update(x_new.freeze(), job.work, trained)
         self._waiting.clear()
@@ -169,11 +151,9 @@ class Batchable(Task, Protocol):
 
     def batchable(self) -> str | None:
         """Why it cannot; None where it can."""
-        ...
 
     def train_many(self, jobs: Jobs) -> tuple[TrainedJobs, int]:
         """The results, and how many runs of the tensor program they took."""
-        ...
 
 
 class Spread(Protocol):
@@ -201,12 +181,9 @@ class Batched(Together):
         reason = obstacle(task)
         if reason is not None or not isinstance(task, Batchable):
             raise InvalidValue(f"this task cannot be batched: {reason}; use the executor `inline` or `processes`")
-        super().__init__(task, "batched" if over is None else over.batched_name)
+        where: Batchable | Spread = over or task
+        super().__init__(task, "batched" if over is None else over.batched_name, lambda jobs: where.train_many(jobs))
         self.over = over
-        self._where: Batchable | Spread = over or task
-
-    def _trained(self, jobs: Jobs) -> tuple[TrainedJobs, int]:
-        return self._where.train_many(jobs)
 
     def report(self) -> dict[str, float]:
         return super().report() | ({} if self.over is None else self.over.report())
@@ -218,17 +195,13 @@ class Batched(Together):
 
 @runtime_checkable
 class Compilable(Task, Protocol):
-    """A task that may be able to train in compiled loops."""
-
     def compilable(self) -> str | None:
         """Why it cannot; None where it can."""
-        ...
 
     def train_compiled(self, jobs: Jobs, threads: int) -> TrainedJobs: ...
 
 
 def compiling_obstacle(task: Task) -> str | None:
-    """Why trainings of this task cannot be compiled; None where they can."""
     return task.compilable() if isinstance(task, Compilable) else f"{type(task).__name__} has no `train_compiled`"
 
 
@@ -239,8 +212,5 @@ class CompiledLoops(Together):
         reason = compiling_obstacle(task)
         if reason is not None or not isinstance(task, Compilable):
             raise InvalidValue(f"this task cannot be compiled: {reason}; use the executor `auto` or `inline`")
-        super().__init__(task, "compiled")
-        self.threads, self._compilable = threads, task
-
-    def _trained(self, jobs: Jobs) -> tuple[TrainedJobs, int]:
-        return self._compilable.train_compiled(jobs, self.threads), 1
+        super().__init__(task, "compiled", lambda jobs: (task.train_compiled(jobs, self.threads), 1))
+        self.threads = threads

@@ -11,15 +11,15 @@ Rules kept here:
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from importlib import import_module
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from offbeat.errors import MissingExtra
 from offbeat.hosting.loading import described
-from offbeat.sim.choose import ExecutorPool, SharedExecutor
-from offbeat.sim.executors import Pending
-from offbeat.sim.run import Simulation, StopRequested
+from offbeat.sim.choose import ExecutorPool
+from offbeat.sim.executors import Pending, Together
+from offbeat.sim.run import Simulation, StopRequested, plots
 from offbeat.sim.spec import ComparedRun
 from offbeat.storage.run_folder import RunFolder
 
@@ -30,20 +30,19 @@ Tell = Callable[[float], None]
 
 
 class Failure(NamedTuple):
-    """A run that failed, and why."""
-
     method: str
     seed: int
     message: str
 
 
-@dataclass(eq=False, slots=True)
-class UnderWay:
-    """A run, and its part in an executor."""
-
+class UnderWay(NamedTuple):
     entry: ComparedRun
-    executor: SharedExecutor
     simulation: Simulation
+
+    @property
+    def together(self) -> bool:
+        """Are its trainings done together with those of other runs, so that an error may be any run's?"""
+        return isinstance(self.simulation.executor, Together)
 
 
 def run_share(
@@ -58,15 +57,7 @@ def run_share(
 
     `alone` where no other process runs a share beside this one.
     """
-    share = Share(task_spec, entries, tell, pictures=pictures, alone=alone)
-    try:
-        share.run()
-    except StopRequested:
-        share.checkpoint()
-        raise
-    finally:
-        share.close()
-    return share.failures
+    return Share(task_spec, entries, tell, pictures=pictures, alone=alone).run()
 
 
 class Share:
@@ -80,29 +71,33 @@ class Share:
         self._running: list[UnderWay] = []
         self._far = 0.0
 
-    def run(self) -> None:
-        while self._waiting or self._running:
-            self._begin_some()
-            needed = [(run, job) for run in self._running for job in self._advanced(run)]
-            for run, job in needed:
-                if not job.done:  # else it was done with another's
-                    self._do(run, job)
-                    self._tell(self._far)
-            for run in [run for run in self._running if run.simulation.finished]:
-                self._end(run)
-            under_way = sum(run.simulation.share() for run in self._running)
-            self._far = self._count - len(self._waiting) - len(self._running) + under_way
-            self._tell(self._far)
+    def run(self) -> list[Failure]:
+        try:
+            while self._waiting or self._running:
+                self._turn()
+        except StopRequested:
+            for run in self._running:
+                with suppress(Exception):  # an older checkpoint, or none, is good enough to go on from
+                    run.simulation.checkpoint()
+            raise
+        finally:
+            for run in [*self._running]:
+                self._drop(run)
+            self._executors.close()
+        return self.failures
 
-    def checkpoint(self) -> None:
-        for run in self._running:
-            with suppress(Exception):  # an older checkpoint, or none, is good enough to go on from
-                run.simulation.checkpoint()
-
-    def close(self) -> None:
-        for run in [*self._running]:
-            self._drop(run)
-        self._executors.close()
+    def _turn(self) -> None:
+        self._begin_some()
+        needed = [(run, job) for run in self._running for job in self._advanced(run)]
+        for run, job in needed:
+            if not job.done:  # else it was done with another's
+                self._do(run, job)
+                self._tell(self._far)
+        for run in [run for run in self._running if run.simulation.finished]:
+            self._end(run)
+        under_way = sum(run.simulation.share() for run in self._running)
+        self._far = self._count - len(self._waiting) - len(self._running) + under_way
+        self._tell(self._far)
 
     # --- one run -----------------------------------------------------------------------------------------------------
 
@@ -114,17 +109,17 @@ class Share:
             except Exception as error:
                 self._note(entry, error)
             self._tell(self._far)
-        self._executors.keep(run.executor for run in self._running)
+        self._executors.keep(run.simulation.executor for run in self._running)
 
     def _room(self) -> int:
         """How many may be under way: several, if those that are share a tensor program."""
-        return OPEN_MAX if all(run.executor.together for run in self._running) else 1
+        return OPEN_MAX if all(run.together for run in self._running) else 1
 
     def _begun(self, entry: ComparedRun) -> UnderWay:
         recorded = RunFolder.recorded(entry.folder, "executor") if entry.settings.executor == "auto" else None
         settings = replace(entry.settings, executor=recorded) if recorded else entry.settings
         executor = self._executors.lend(settings)
-        return UnderWay(entry, executor, Simulation(executor.task, settings, executor, folder=entry.folder))
+        return UnderWay(entry, Simulation(executor.task, settings, executor, folder=entry.folder))
 
     def _advanced(self, run: UnderWay) -> list[Pending]:
         try:
@@ -136,9 +131,9 @@ class Share:
     def _do(self, run: UnderWay, job: Pending) -> None:
         """Do the training or evaluation that a run waits for; what others wait for may be done with it."""
         try:
-            run.executor.finish([job])
+            run.simulation.executor.finish([job])
         except Exception as error:
-            if run.executor.together:
+            if run.together:
                 self._do_alone(run, job)
             else:
                 self._fail(run, error)
@@ -146,10 +141,10 @@ class Share:
     def _do_alone(self, run: UnderWay, job: Pending) -> None:
         """A batch failed, and any run in it may be to blame: nothing waits any more, and this job is done alone."""
         for other in self._running:
-            if other.executor.shared is run.executor.shared:
-                other.executor.withdraw()
+            if other.simulation.executor is run.simulation.executor:
+                other.simulation.plane.cancel_trainings()
         try:
-            run.executor.finish([job])
+            run.simulation.executor.finish([job])
         except Exception as error:
             self._fail(run, error)
 
@@ -171,7 +166,7 @@ class Share:
 
     def _drop(self, run: UnderWay) -> None:
         self._running = [other for other in self._running if other is not run]
-        run.executor.withdraw()
+        run.simulation.plane.cancel_trainings()
         with suppress(Exception):  # what failed before may fail again when it is closed
             run.simulation.close()
 
@@ -181,8 +176,7 @@ def draw(folder: Path) -> bool:
     if (folder / PICTURE).exists():
         return True
     try:
-        plots = import_module("offbeat.plots")  # by name: pictures are an extra, and a layer above
-    except ModuleNotFoundError:
+        plots().run_folder(folder)
+    except MissingExtra:
         return False
-    plots.run_folder(folder)
     return True

@@ -1,27 +1,24 @@
 """Owns the vectors of a simulated run: the working vector w, the newest version, and the trainings in flight."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
-from typing import Protocol
 
 from offbeat.core.kernel import Updater, mixed
 from offbeat.core.layout import Model
-from offbeat.protocol.messages import Decision, Lease, Spent, UpdateArrived
+from offbeat.core.rules import Rule
+from offbeat.protocol.coordinator import Coordinator
+from offbeat.protocol.messages import Decision, Evaluated, Lease, Spent, UpdateArrived
 from offbeat.sim.executors import Executor, Job, PendingEvaluation
 from offbeat.task import Update, Work
-
-
-class Needs(Protocol):
-    """Says what must be known about an update: the coordinator, or a rule where there is no gate."""
-
-    @property
-    def needs_distance(self) -> bool: ...
 
 
 class Plane:
     """Starts trainings from the newest version, mixes what comes back, publishes."""
 
-    def __init__(self, x_0: Model, needs: Needs, executor: Executor, updater: Updater, *, seed: int) -> None:
+    def __init__(
+        self, x_0: Model, needs: Coordinator | Rule, executor: Executor, updater: Updater, *, seed: int
+    ) -> None:
+        """`needs` says what must be known about an update: the coordinator, or a rule where there is no gate."""
         self.executor, self.updater, self.seed = executor, updater, seed
         self.needs_distance = needs.needs_distance
         self.w = self.x = x_0
@@ -35,7 +32,6 @@ class Plane:
         self._leased.setdefault(lease.task, (lease.tau, self.x))
 
     def start(self, lease: Lease) -> None:
-        """Train for this lease; its update will arrive."""
         if lease.task not in self._jobs:
             work = Work(lease.device, lease.number, self.seed, lease.local_iterations, lease.gamma)
             self._jobs[lease.task] = self.executor.submit(self._leased[lease.task][1], work)
@@ -61,7 +57,6 @@ class Plane:
         return UpdateArrived(at, lease.worker, lease.task, *numbers, spent=spent)
 
     def mix(self, decision: Decision) -> None:
-        """Apply a decision's coefficients to w."""
         job = self._jobs[decision.lease.task]
         mix, refresh = decision.mix, getattr(self.executor.task, "refresh", None)
         if mix is None:
@@ -72,15 +67,19 @@ class Plane:
         self.w = w.freeze()
 
     def publish(self) -> None:
-        """w is the next version."""
         self.x = self.w
 
     def forget(self, task: int) -> None:
-        """The task is over."""
         job = self._jobs.pop(task, None)
         if job is not None and job.update is None:
             self.executor.cancel(job)
         self._leased.pop(task, None)
+
+    def cancel_trainings(self) -> None:
+        """Nothing of this run is trained along with others any more; one that is batched can still be asked for."""
+        for job in self._jobs.values():
+            if not job.done:
+                self.executor.cancel(job)
 
     def models(self) -> dict[str, Model]:
         """The models of a checkpoint: w, the newest version, and the versions that are trained from or evaluated."""
@@ -99,11 +98,9 @@ class Plane:
         self._evaluations = {t: self.executor.measure(models[f"version {t}"]) for t in evaluated}
 
     def evaluate(self, t: int) -> None:
-        """Evaluate the newest version, which is this one."""
         self._evaluations[t] = self.executor.measure(self.x)
 
     def awaited_evaluation(self, t: int) -> PendingEvaluation | None:
-        """The evaluation of this version, if it is not done yet."""
         return None if self._evaluations[t].done else self._evaluations[t]
 
     def metrics(self, t: int) -> Mapping[str, float]:
@@ -118,3 +115,49 @@ def _done(job: Job) -> Update:
     if job.update is None:
         raise AssertionError("a result was used before it was there")
     return job.update
+
+
+class Replayed:
+    """A plane without vectors, which leads an interrupted run back to its checkpoint.
+
+    The coordinator and the source are deterministic, so their state needs no saving: they are led through the recorded
+    events again. The plane answers what was recorded, and remembers what was under way; nothing is trained.
+    """
+
+    def __init__(self, arrivals: Iterator[UpdateArrived], evaluations: Iterator[Evaluated]) -> None:
+        self._arrivals, self._evaluations = arrivals, evaluations
+        self.leased: dict[int, Lease] = {}
+        self.started: dict[int, Lease] = {}
+        self.evaluated: dict[int, None] = {}
+
+    def lease(self, lease: Lease) -> None:
+        self.leased.setdefault(lease.task, lease)
+
+    def start(self, lease: Lease) -> None:
+        self.started[lease.task] = lease
+
+    def awaited_training(self, lease: Lease) -> Job | None:  # noqa: ARG002 (nothing is trained)
+        return None
+
+    def arrived(self, lease: Lease, at: float, spent: Spent | None) -> UpdateArrived:  # noqa: ARG002 (it is recorded)
+        return next(self._arrivals)
+
+    def mix(self, decision: Decision) -> None:
+        """Nothing to mix."""
+
+    def publish(self) -> None:
+        """Nothing to publish."""
+
+    def forget(self, task: int) -> None:
+        self.leased.pop(task, None)
+        self.started.pop(task, None)
+
+    def evaluate(self, t: int) -> None:
+        self.evaluated[t] = None
+
+    def awaited_evaluation(self, t: int) -> PendingEvaluation | None:  # noqa: ARG002 (nothing is evaluated)
+        return None
+
+    def metrics(self, t: int) -> Mapping[str, float]:
+        del self.evaluated[t]
+        return next(self._evaluations).metrics

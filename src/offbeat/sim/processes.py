@@ -18,17 +18,22 @@ from offbeat.task import Task, Trained, Update, Work
 PROCESSES_MAX = 256
 
 
+def process_count(asked: int | None) -> int:
+    """As many as are asked for; one per core where that is not said."""
+    count = min(cores(), PROCESSES_MAX) if asked is None else asked
+    if not 1 <= count <= PROCESSES_MAX:
+        raise InvalidValue(f"processes is {count} but must lie in 1..{PROCESSES_MAX}; one per core is enough")
+    return count
+
+
 class Processes:
     """Trains in `count` processes at once; each has a thread here that asks it."""
 
     def __init__(self, task: Task, count: int | None = None) -> None:
         self.name = "processes" if count is None else f"processes:{count}"
-        count = cores() if count is None else count
-        if not 1 <= count <= PROCESSES_MAX:
-            raise InvalidValue(f"processes is {count} but must lie in 1..{PROCESSES_MAX}; one per core is enough")
-        self.task, self.count = task, count
+        self.task, self.count = task, process_count(count)
         self._payload = packed(task)
-        self._threads = ThreadPoolExecutor(count, "processes")
+        self._threads = ThreadPoolExecutor(self.count, "processes")
         self._own = threading.local()  # the child that a thread asks
         self._starting = threading.Lock()
         """Guards the two below."""
@@ -37,7 +42,6 @@ class Processes:
 
     @property
     def batched_name(self) -> str:
-        """What `batched` is called that spreads over these."""
         return f"batched+{self.name}"
 
     def submit(self, x_tau: Model, work: Work) -> Job:
@@ -69,7 +73,6 @@ class Processes:
         return pushed, sum(programs for _, programs in answers)
 
     def cancel(self, job: Job) -> None:
-        """One that has not begun will not begin."""
         job.handle.cancel()
 
     def report(self) -> dict[str, float]:

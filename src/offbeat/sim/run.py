@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Self
 
 from offbeat.core.kernel import Updater
@@ -20,18 +21,16 @@ from offbeat.core.layout import Model
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue, MissingExtra
 from offbeat.hosting.loading import adapted, identity, load
-from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.messages import Command, Decision, Evaluated, Event
+from offbeat.method import method_of
+from offbeat.protocol.messages import Decision, Evaluated
 from offbeat.protocol.scheduler import GammaSchedule, Plateau
 from offbeat.settings import Settings
 from offbeat.sim.choose import ANYWHERE, Chosen, executor_of, wishes_of
-from offbeat.sim.curve import CONTRIBUTION, CURVE, Point, write_contribution, write_curve
+from offbeat.sim.curve import CONTRIBUTION, CURVE, CurvePoint, CurveRecorder, write_contribution, write_curve
 from offbeat.sim.engine import Engine
-from offbeat.sim.event_sources import simulated_method, source_of
+from offbeat.sim.event_sources import source_of, window_of
 from offbeat.sim.executors import Executor, Pending
-from offbeat.sim.plane import Plane
-from offbeat.sim.replay import Replayed
-from offbeat.sim.tally import Tally
+from offbeat.sim.plane import Plane, Replayed
 from offbeat.storage.model_file import load_models, save_models
 from offbeat.storage.rows import as_arrival
 from offbeat.storage.run_folder import RunFolder
@@ -59,7 +58,7 @@ class Run:
     x: Model = field(repr=False)
     contribution: dict[int, tuple[float, float]] = field(repr=False)
     """Per device, the sum of alpha_t of its updates, and what of that survives in x."""
-    metrics: list[Point] = field(repr=False)
+    metrics: list[CurvePoint] = field(repr=False)
     folder: Path | None = None
     decisions: list[Decision] | None = field(default=None, repr=False)
     """Kept here only where there is no folder to read them from."""
@@ -74,11 +73,15 @@ class Run:
 
     def plot(self, path: str | Path) -> None:
         """Draw metric and staleness to a file; its ending says the format (png, svg, pdf)."""
-        try:
-            plots = import_module("offbeat.plots")  # by name: pictures are an extra, and a layer above
-        except ModuleNotFoundError as error:
-            raise MissingExtra(str(error.name), "plots") from error
-        plots.run(Path(path), self)
+        plots().run(Path(path), self)
+
+
+def plots() -> ModuleType:
+    """`offbeat.plots`, imported by name: pictures are an extra, and a layer above."""
+    try:
+        return import_module("offbeat.plots")
+    except ModuleNotFoundError as error:
+        raise MissingExtra(str(error.name), "plots") from error
 
 
 class Simulation:
@@ -99,7 +102,7 @@ class Simulation:
 
         `rule` and `gamma` take the place of what the settings name.
         """
-        self.task, self.method = task, simulated_method(task, settings, rule, gamma)
+        self.task, self.method = task, method_of(settings, task, rule, gamma, window_of(settings))
         self.rule, self.plan = self.method.rule, self.method.plan
         self.x_0 = start(task, settings.seed)
         model_bytes = self.x_0.layout.size * BYTES_PER_FLOAT
@@ -110,16 +113,13 @@ class Simulation:
         self.begun, self._checkpointed = time.perf_counter(), time.monotonic()
         self.metrics_0 = evaluate(task, self.x_0)
         self._check_metrics()
-        self.tally = Tally(model_bytes, decisions=[] if folder is None else None)
-        self.coordinator = Coordinator(
-            self.rule, self.plan, self.method.scheduler, seed=settings.seed, available=self.source.available
-        )
+        self.curve = CurveRecorder(model_bytes, keep_decisions=folder is None)
+        self.coordinator = self.method.coordinator(self.source.available)
         self.plane = Plane(self.x_0, self.coordinator, self.executor, updater or Updater(), seed=settings.seed)
         self._open(folder)
 
     @classmethod
     def of(cls, task: Task | Path | str, settings: Settings, **options: Any) -> Self:
-        """A run of a task given by name, by file or as an object."""
         task = str(task) if isinstance(task, Path) else task
         if not isinstance(task, str | Task):
             raise InvalidValue(
@@ -167,7 +167,7 @@ class Simulation:
         surviving = counted.surviving()
         contribution = {device: (mass, surviving.get(device, 0.0)) for device, mass in sorted(counted.mass.items())}
         path = self.folder.path if self.folder else None
-        run = Run(self._summary(), self.plane.x, contribution, self.tally.curve, path, self.tally.decisions)
+        run = Run(self._summary(), self.plane.x, contribution, self.curve.points, path, self.curve.decisions)
         if self.folder and self.ledger:
             self.ledger.flush()
             write_curve(self.folder.path / CURVE, run.metrics)
@@ -207,23 +207,23 @@ class Simulation:
     def _started(self) -> Engine:
         if self.ledger:
             self.ledger.truncate_after(0)
-        engine = Engine(self.coordinator, self.source, self.plane, self._record, mix_s=self.settings.mix_s)
+            self.curve.rows = self.ledger.record
+        engine = Engine(self.coordinator, self.source, self.plane, self.curve.record, mix_s=self.settings.mix_s)
         engine.feed(Evaluated(0.0, 0, self.metrics_0))
         return engine
 
     def _resumed(self) -> Engine | None:
-        """The run as it was at its checkpoint, if it has one."""
         if not self.folder or not self.ledger or not self.folder.checkpoint_path.exists():
             return None
         models, metadata = load_models(self.folder.checkpoint_path, self.x_0.layout)
         self.ledger.truncate_after(int(metadata["mark"]))
         evaluations = iter(self.ledger.evaluations())
         replayed = Replayed(iter([as_arrival(row) for row in self.ledger.rows("arrived")]), evaluations)
-        engine = Engine(self.coordinator, self.source, replayed, self.tally.count, mix_s=self.settings.mix_s)
+        engine = Engine(self.coordinator, self.source, replayed, self.curve.record, mix_s=self.settings.mix_s)
         engine.feed(next(evaluations))
         engine.advance(handled_max=int(metadata["handled"]))
         self.plane.restore(models, replayed.leased.values(), replayed.started.values(), replayed.evaluated)
-        engine.plane, engine.record = self.plane, self._record
+        engine.plane, self.curve.rows = self.plane, self.ledger.record
         self.begun -= float(metadata["wall_s"])
         return engine
 
@@ -240,7 +240,6 @@ class Simulation:
                 raise InvalidValue(f"the task calls a metric {name!r}, which is the name of a result; rename it")
 
     def checkpoint(self) -> None:
-        """Write down where the run stands."""
         if not self.folder or not self.ledger:
             return
         self.ledger.flush()
@@ -249,11 +248,6 @@ class Simulation:
         save_models(self.folder.checkpoint_path, self.plane.models(), text)
         self._checkpointed = time.monotonic()
 
-    def _record(self, event: Event, commands: list[Command]) -> None:
-        self.tally.count(event, commands)
-        if self.ledger:
-            self.ledger.record(event, commands)
-
     # --- the summary -------------------------------------------------------------------------------------------------
 
     def wall_s(self) -> float:
@@ -261,7 +255,7 @@ class Simulation:
         return time.perf_counter() - self.begun
 
     def _summary(self) -> dict[str, Any]:
-        c, tally = self.coordinator, self.tally
+        c, fold = self.coordinator, self.curve.fold
         newest = c.evaluations[-1].metrics if c.evaluations else {}
         return {
             "t": c.t,
@@ -270,12 +264,12 @@ class Simulation:
             "gradients": c.gradients,
             "virtual_s": c.at,
             "wall_s": round(self.wall_s(), 3),
-            "staleness_mean": tally.staleness_mean(c.applied),
-            "staleness_largest": tally.staleness_largest,
+            "staleness_mean": fold.staleness_mean,
+            "staleness_largest": fold.staleness_largest,
             **newest,
             "x_sha256": hashlib.sha256(self.plane.x.vector.tobytes()).hexdigest(),
-            "bytes_down": tally.sent * tally.model_bytes,
-            "bytes_up": tally.arrived * tally.model_bytes,
+            "bytes_down": self.curve.sent * self.curve.model_bytes,
+            "bytes_up": self.curve.arrived * self.curve.model_bytes,
             "ended": c.end_reason or "nothing was left to happen",
             "executor": self.executor.name,
             **self.executor.report(),

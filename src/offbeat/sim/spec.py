@@ -39,7 +39,6 @@ class Spec:
     """The method whose final metric the others' times are measured to."""
     lower_is_better: bool = False
     suffixes: Mapping[str, str] = field(default_factory=dict)
-    """What the grid added to a method's name."""
 
     def __post_init__(self) -> None:
         _need("task", self.task, str, "text: digits, or a file: path.py or path.py:name")
@@ -61,11 +60,6 @@ class Spec:
             return cls(**_arguments(text))
         except InvalidValue as error:
             raise InvalidValue(f"{path}: {error}") from error
-
-    @classmethod
-    def of(cls, spec: "Spec | Path | str") -> "Spec":
-        """A spec as it is, or from its file."""
-        return spec if isinstance(spec, Spec) else cls.read(spec)
 
     def reference(self, name: str) -> str | None:
         """The method that this one is measured against: under a grid, the one with the same combination."""
@@ -94,7 +88,6 @@ def safe(name: str) -> str:
 
 
 def _arguments(text: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file says, as the arguments of `Spec`."""
     unknown = sorted(text.keys() - KEYS)
     if unknown:
         raise InvalidValue(f"unknown key {unknown[0]!r}; use {', '.join(sorted(KEYS))}")
@@ -106,10 +99,10 @@ def _arguments(text: Mapping[str, Any]) -> dict[str, Any]:
         for key in grid.keys() & _table(f"methods.{name}", method).keys():
             raise InvalidValue(f"{key} is set by [grid] and by [methods.{name}]; leave it out of one of them")
     spread = list(_spread(methods, common, grid))
-    _check_names(name for name, _ in spread)
+    _check_names(name for name, _, _ in spread)
     given = {key: text[key] for key in PLAIN_KEYS if key in text}
-    suffixes = dict(zip((label for label, _ in spread), _combinations(grid) * len(methods), strict=True))
-    return {"task": "digits", "seeds": [0], "methods": dict(spread), "suffixes": suffixes, **given}
+    made, suffixes = {name: values for name, _, values in spread}, {name: suffix for name, suffix, _ in spread}
+    return {"task": "digits", "seeds": [0], "methods": made, "suffixes": suffixes, **given}
 
 
 def _table(name: str, value: Any) -> dict[str, Any]:
@@ -120,16 +113,13 @@ def _table(name: str, value: Any) -> dict[str, Any]:
 
 def _spread(
     methods: Mapping[str, Mapping[str, Any]], common: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every method with every combination of the grid, and what they have in common."""
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Every method with every combination of the grid: its name, what the grid added to the name, its settings."""
     for name, method in methods.items():
-        for values, suffix in zip(product(*grid.values()), _combinations(grid), strict=True):
-            yield name + suffix, {**common, **dict(zip(grid, values, strict=True)), **method}
-
-
-def _combinations(grid: Mapping[str, Sequence[Any]]) -> list[str]:
-    """What every combination adds to a method's name."""
-    return ["".join(f" {key}={v}" for key, v in zip(grid, values, strict=True)) for values in product(*grid.values())]
+        for values in product(*grid.values()):
+            chosen = dict(zip(grid, values, strict=True))
+            suffix = "".join(f" {key}={value}" for key, value in chosen.items())
+            yield name + suffix, suffix, {**common, **chosen, **method}
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------

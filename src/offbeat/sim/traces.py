@@ -1,8 +1,4 @@
-"""Owns recorded devices: a trace file of real phones, and the days that they repeat.
-
-Rule kept here: speed, link and hours come from different phones in the recordings; which go together is drawn by seed
-and device, and so is the moment of its day at which a device begins.
-"""
+"""Owns recorded devices: a trace file of real phones, and the days that they repeat."""
 
 import json
 import lzma
@@ -12,12 +8,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-from offbeat.core import draws
 from offbeat.errors import InvalidValue
 
-SPEED, LINK, READY = 0x7370_6565, 0x6C69_6E6B, 0x7265_6164
 BITS_PER_BYTE = 8
 
 
@@ -50,42 +44,20 @@ class Day:
         return (turns + 1) * self.length + self.starts[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Traced:
-    """Devices that behave like recorded phones; which phone's speed, link and day go together is drawn by the seed."""
+class Traces(NamedTuple):
+    """Phones as they were recorded; their speeds, links and days are not of the same phones."""
 
     seconds: tuple[float, ...]
+    """Of a task, relative to the median."""
     links: tuple[tuple[float, float], ...]
+    """Bytes per second, down and up."""
     days: tuple[Day, ...]
-    seed: int
-
-    def compute_s(self, device: int, number: int) -> float:  # noqa: ARG002 (a phone keeps its speed)
-        return self.seconds[draws.below(len(self.seconds), self.seed, SPEED, device)]
-
-    def link(self, device: int) -> tuple[float, float]:
-        return self.links[draws.below(len(self.links), self.seed, LINK, device)]
-
-    def available_until(self, device: int, at: float) -> float:
-        """The recorded days repeat; each device starts somewhere in its own."""
-        day, shift = self._day(device)
-        return day.ready_until(at + shift) - shift
-
-    def available_from(self, device: int, at: float) -> float:
-        day, shift = self._day(device)
-        return max(at, day.ready_from(at + shift) - shift)
-
-    def dropout(self, device: int) -> float:  # noqa: ARG002 (it is lost only by going away)
-        return 0.0
-
-    def _day(self, device: int) -> tuple[Day, float]:
-        day = self.days[draws.below(len(self.days), self.seed, READY, device)]
-        return day, draws.uniform(self.seed, READY, device, 1) * day.length
 
 
-def traced(path: str, seed: int) -> Traced:
+def read_traces(path: str) -> Traces:
     """Read a trace file; docs/simulation.md describes its keys."""
     try:
-        return _read_traces(Path(path), seed)
+        return _read(Path(path))
     except OSError as error:
         raise InvalidValue(f"device_model trace:{path}: cannot read the file: {error.strerror or error}") from None
     except (AttributeError, KeyError, TypeError, ValueError, lzma.LZMAError) as error:
@@ -96,7 +68,7 @@ def traced(path: str, seed: int) -> Traced:
 
 
 @lru_cache(4)
-def _read_traces(path: Path, seed: int) -> Traced:
+def _read(path: Path) -> Traces:
     raw = path.read_bytes()
     traces: dict[str, Any] = json.loads(lzma.decompress(raw) if path.suffix == ".xz" else raw)
     latencies = [row["ResNet Latency"] for row in traces["flhetbench_training_latency"]]
@@ -108,7 +80,7 @@ def _read_traces(path: Path, seed: int) -> Traced:
     ready = tuple(day for day in days if day.starts and day.length > 0)
     if not ready or not links or min(min(link) for link in links) <= 0:
         raise ValueError("no phone in it is ever ready, or one has no network speed")
-    return Traced(tuple(latency / ordinary for latency in known), tuple(links), ready, seed)
+    return Traces(tuple(latency / ordinary for latency in known), tuple(links), ready)
 
 
 def _day(row: dict[str, Any]) -> Day:

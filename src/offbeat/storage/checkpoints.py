@@ -20,12 +20,9 @@ KEPT = 2
 
 
 class Checkpoint(NamedTuple):
-    """Where a run stood."""
-
     mark: int
     """The last row of the ledger that it knows of."""
     state: dict[str, Any]
-    """The coordinator's."""
     w: Model
     x: Model
 

@@ -1,18 +1,61 @@
-"""Owns the file operations that durability depends on: one small seam, so that a test can cut the power after each.
+"""Owns how files come to the disk: written aside, brought to the disk, renamed. No reader ever sees half of one.
 
 Rules kept here:
 - A file's contents are on the disk after `sync`, its name (new, changed or gone) after `sync_folder`.
-- What must survive a power cut is written through here; nothing here decides what that is.
+- What a served run must keep over a power cut is written through `Disk`, one small seam, so that a test can cut the
+  power after each of its operations; nothing here decides what that is.
 """
 
 import os
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
+from offbeat.errors import OffbeatError
+
+SUFFIX = ".aside"
 Bytes = bytes | bytearray | memoryview
+
+
+@contextmanager
+def aside(path: Path) -> Iterator[Path]:
+    """A path to write to; it becomes `path` when the block ends well, and is gone when it does not."""
+    temporary = _aside_of(path)
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+        sync(path.parent)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def cannot_write(path: Path, error: OSError) -> OffbeatError:
+    """The one line that a user sees when a disk or a folder says no."""
+    why = error.strerror or str(error)
+    return OffbeatError(f"cannot write {path}: {why}; choose a folder that can be written to and has room")
+
+
+def is_leftover(name: str, of: str) -> bool:
+    """Was this file left by a process that died while it wrote `of`?"""
+    return name.startswith(f"{of}.") and name.endswith(SUFFIX)
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _aside_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{os.getpid()}{SUFFIX}")
 
 
 class Output:
@@ -23,14 +66,12 @@ class Output:
         self._descriptor = descriptor
 
     def write(self, data: Bytes) -> None:
-        """Append all of this."""
         view = memoryview(data)
         while len(view):
             view = view[os.write(self._descriptor, view) :]
         self.disk.wrote(self.path)
 
     def sync(self) -> None:
-        """Bring the contents to the disk."""
         os.fsync(self._descriptor)
         self.disk.synced(self.path)
 
@@ -43,7 +84,7 @@ class Output:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -52,13 +93,13 @@ class Disk:
 
     def create(self, path: Path) -> Output:
         """A new, empty file, in place of one that may be there."""
-        output = Output(self, path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
+        output = Output(self, path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
         self.wrote(path)
         return output
 
     def extend(self, path: Path, size: int) -> Output:
         """A file that is there, from this place on; what stood behind it is cut off."""
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_WRONLY)
         os.ftruncate(descriptor, size)
         os.lseek(descriptor, size, os.SEEK_SET)
         self.wrote(path)
@@ -81,26 +122,21 @@ class Disk:
             self.sync_folder(path.parent)
 
     def sync_folder(self, path: Path) -> None:
-        """Bring names to the disk."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(path)
         self.synced_folder(path)
 
     def write_whole(self, path: Path, parts: Iterable[Bytes]) -> None:
         """A file that is there whole, or not at all, whenever the power goes."""
-        aside = path.with_name(f"{path.name}.{os.getpid()}.aside")
+        temporary = _aside_of(path)
         try:
-            with self.create(aside) as output:
+            with self.create(temporary) as output:
                 for part in parts:
                     output.write(part)
                 output.sync()
-            self.replace(aside, path)
+            self.replace(temporary, path)
         except BaseException:
             with suppress(OSError):
-                self.remove(aside)
+                self.remove(temporary)
             raise
         self.sync_folder(path.parent)
 

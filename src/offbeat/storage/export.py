@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from offbeat.errors import InvalidValue, MissingExtra
-from offbeat.storage.aside import aside
+from offbeat.storage.disk import aside
 from offbeat.storage.rows import Row
 from offbeat.storage.run_folder import RunFolder
 
 GROUP_ROWS = 50_000
-"""Rows of one Parquet row group."""
 
 
 def export_ledger(folder: Path, out: Path) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from offbeat.errors import InvalidValue
-from offbeat.storage.aside import aside
+from offbeat.storage.disk import aside
 
 
 def number(value: float) -> float | str:

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.protocol.messages import Command, Decision, Evaluated, Event, UpdateArrived
-from offbeat.storage.aside import aside
+from offbeat.storage.disk import aside
 from offbeat.storage.rows import (
     COMMANDS,
     EVENTS,
@@ -33,6 +33,7 @@ from offbeat.storage.rows import (
     as_evaluation,
     lost_row,
     read,
+    row_maker,
 )
 
 SCHEMA = 1
@@ -73,7 +74,7 @@ class Ledger:
         self._observers = observers
         self._connection = connection
         self.verbose = self._meta()["verbose"] == "1"
-        self._events = EVENTS | VERBOSE if self.verbose else EVENTS
+        self._rows_of = row_maker(EVENTS | VERBOSE if self.verbose else EVENTS, COMMANDS)
         self._waiting: list[NewRow] = []
 
     @classmethod
@@ -117,18 +118,13 @@ class Ledger:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def record(self, event: Event, commands: list[Command]) -> None:
-        """Take down an event and what the coordinator answered; it is on disk after the next `flush`."""
-        waiting = self._waiting
-        entry = self._events.get(type(event))
-        if entry is not None:
-            waiting.append(entry(event))
-        for command in commands:
-            answer = COMMANDS.get(type(command))
-            if answer is not None:
-                waiting.append(answer(command, event.at))
-        if len(waiting) >= BUFFER_ROWS:
+    def record(self, event: Event, commands: list[Command]) -> list[NewRow]:
+        """Take down an event and what the coordinator answered; its rows are on disk after the next `flush`."""
+        rows = self._rows_of(event, commands)
+        self._waiting += rows
+        if len(self._waiting) >= BUFFER_ROWS:
             self.flush()
+        return rows
 
     def record_lost(self, at: float, task: int, decision: int) -> None:
         """An acknowledged update is damaged, and the operator has decided to go on without it."""
@@ -171,14 +167,6 @@ class Ledger:
             cursor = self._connection.execute(f"DELETE FROM events WHERE sequence IN ({which})", (until,))  # noqa: S608
         return cursor.rowcount > 0
 
-    def staleness(self) -> tuple[int, int, int]:
-        """How many updates were applied, and the sum and the largest of their staleness."""
-        query = (
-            "SELECT count(*), sum(staleness), max(staleness) FROM events WHERE kind = 'decided' AND keep IS NOT NULL"
-        )
-        count, total, largest = self._select(query)[0]
-        return count, total or 0, largest or 0
-
     def latest_applied(self, count: int, until: int) -> list[Decision]:
         """The last `count` applied decisions whose number is at most `until`."""
         return self._latest("keep IS NOT NULL AND decision <= ?", until, count)
@@ -190,7 +178,7 @@ class Ledger:
     def _latest(self, which: str, until: int, count: int) -> list[Decision]:
         where = f"kind = 'decided' AND {which}"
         query = f"SELECT * FROM events WHERE {where} ORDER BY sequence DESC LIMIT ?"  # noqa: S608 (text of this file)
-        return [as_decision(read(row)) for row in reversed(self._select(query, (until, count)))]
+        return [as_decision(read(row)) for row in reversed(self.select(query, (until, count)))]
 
     def close(self) -> None:
         """Flush and close; a second time does nothing."""
@@ -229,7 +217,7 @@ class Ledger:
             _refuse_unknown(kind)
         self.flush()
         where, values = ("WHERE kind = ?", (kind,)) if kind else ("", ())
-        return int(self._select(f"SELECT count(*) FROM events {where}", values)[0][0])  # noqa: S608 (text from above)
+        return int(self.select(f"SELECT count(*) FROM events {where}", values)[0][0])  # noqa: S608 (text from above)
 
     def decisions(self) -> Iterator[Decision]:
         """Every decision in the order in which they were made, with the coefficients that were applied."""
@@ -268,7 +256,7 @@ class Ledger:
         query = f"SELECT * FROM events WHERE {where} sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?"  # noqa: S608
         while limit is None or limit > 0:
             size = PAGE_ROWS if limit is None else min(PAGE_ROWS, limit)
-            page = self._select(query, (*asked.values(), after, newest, size))
+            page = self.select(query, (*asked.values(), after, newest, size))
             yield from map(read, page)
             if len(page) < size:
                 return
@@ -276,7 +264,7 @@ class Ledger:
 
     def newest(self) -> int:
         """The sequence number of the newest row that is written."""
-        return int(self._select("SELECT coalesce(max(sequence), 0) FROM events")[0][0])
+        return int(self.select("SELECT coalesce(max(sequence), 0) FROM events")[0][0])
 
     def _meta(self) -> dict[str, str]:
         found = dict(self._connection.execute("SELECT name, value FROM meta"))
@@ -287,7 +275,8 @@ class Ledger:
             )
         return found
 
-    def _select(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    def select(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """All rows that a query gives, of those that are written."""
         with _explained(f"cannot read the ledger {self.path}"):
             return self._connection.execute(query, values).fetchall()
 

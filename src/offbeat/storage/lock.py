@@ -20,8 +20,6 @@ TRIES_MAX = 100_000
 
 
 class Lock:
-    """A lock that this process holds."""
-
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path, self._descriptor = path, descriptor
 
@@ -48,7 +46,6 @@ class Lock:
 
 
 def is_held(path: Path) -> bool:
-    """Does some process hold this lock?"""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:

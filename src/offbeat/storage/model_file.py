@@ -16,7 +16,7 @@ from safetensors.numpy import save
 
 from offbeat.core.layout import Array, Layout, Model
 from offbeat.errors import InvalidValue, LayoutMismatch
-from offbeat.storage.aside import aside
+from offbeat.storage.disk import aside
 
 RESERVED = "__metadata__"
 """The one name that safetensors keeps for itself."""

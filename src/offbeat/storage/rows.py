@@ -12,7 +12,7 @@ Rules kept here:
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isnan, nan
 from typing import Any, NamedTuple
@@ -124,6 +124,8 @@ def _shapes(kind: str, columns: str) -> tuple[RowShape, RowShape]:
     return _shape(kind, f"{columns} {lease}"), _shape(kind, f"{columns} {lease} local_iterations gamma")
 
 
+LEASE_COLUMNS = 7
+"""Of a lease whose local iterations and gamma the scheduler did not set."""
 _DECISION = "at t staleness outcome samples gradients decision"
 
 _FLEET_JOINED = _shape("fleet_joined", "at detail")
@@ -171,8 +173,8 @@ def _bad_update(event: BadUpdateArrived) -> NewRow:
 
 
 def _arrived(event: UpdateArrived) -> NewRow:
-    counts = (int(event.samples), int(event.gradients))
-    values = (event.at, event.task, event.worker, *counts, 1 if event.finite else 0)
+    samples, gradients = int(event.samples), int(event.gradients)
+    values = (event.at, event.task, event.worker, samples, gradients, 1 if event.finite else 0)
     if event.distance is None and not event.digest and not event.base_gone and event.spent is None:
         return NewRow(_ARRIVED, values)
     distance = None if event.distance is None else float(event.distance)
@@ -189,13 +191,13 @@ def _evaluated(event: Evaluated) -> NewRow:
 
 
 def _leased(command: SendTask, at: float) -> NewRow:
-    lease = command.lease
-    return NewRow(_LEASED[_is_set(lease)], (at, *_of_lease(lease)))
+    lease = _of_lease(command.lease)
+    return NewRow(_LEASED[len(lease) > LEASE_COLUMNS], (at, *lease))
 
 
 def _released(command: ReleaseTask, at: float) -> NewRow:
-    lease = command.lease
-    return NewRow(_RELEASED[_is_set(lease)], (at, _detail(revoked=command.revoked), *_of_lease(lease)))
+    lease = _of_lease(command.lease)
+    return NewRow(_RELEASED[len(lease) > LEASE_COLUMNS], (at, _detail(revoked=command.revoked), *lease))
 
 
 def _answered(command: AnswerPush, at: float) -> NewRow:
@@ -204,13 +206,13 @@ def _answered(command: AnswerPush, at: float) -> NewRow:
         return NewRow(_REPEATED, (at, command.task, command.worker, outcome))
     if decision is None:
         return NewRow(_ANSWERED[outcome], (at, command.task, command.worker, outcome))
-    lease, mix = decision.lease, decision.mix
-    counts = (int(decision.samples), int(decision.gradients), decision.sequence)
-    facts = (decision.at, decision.t, decision.staleness, outcome, *counts)
+    lease, mix = _of_lease(decision.lease), decision.mix
+    samples, gradients = int(decision.samples), int(decision.gradients)
+    facts = (decision.at, decision.t, decision.staleness, outcome, samples, gradients, decision.sequence)
     if mix is None:
-        return NewRow(_REFUSED[_is_set(lease)], (*facts, *_of_lease(lease)))
+        return NewRow(_REFUSED[len(lease) > LEASE_COLUMNS], facts + lease)
     coefficients = (float(mix.keep), float(mix.new), float(mix.base), 1 if mix.publish else 0)
-    return NewRow(_APPLIED[_is_set(lease)], (*facts, *coefficients, *_of_lease(lease)))
+    return NewRow(_APPLIED[len(lease) > LEASE_COLUMNS], facts + coefficients + lease)
 
 
 def lost_row(at: float, task: int, decision: int) -> NewRow:
@@ -218,13 +220,9 @@ def lost_row(at: float, task: int, decision: int) -> NewRow:
     return NewRow(_LOST, (at, task, decision))
 
 
-def _is_set(lease: Lease) -> bool:
-    return lease.local_iterations is not None or lease.gamma is not None
-
-
 def _of_lease(lease: Lease) -> tuple[object, ...]:
     who = (lease.task, lease.worker, lease.device, lease.number, lease.tau, lease.granted_at, lease.deadline)
-    if not _is_set(lease):
+    if lease.local_iterations is None and lease.gamma is None:
         return who
     iterations = None if lease.local_iterations is None else int(lease.local_iterations)
     return (*who, iterations, None if lease.gamma is None else float(lease.gamma))
@@ -268,6 +266,28 @@ COMMANDS: dict[type[Command], Callable[[Any, float], NewRow]] = {
 """What the coordinator did; the other commands show in the events that follow them."""
 
 
+ToRow = Callable[[Any], NewRow]
+AnswerToRow = Callable[[Any, float], NewRow]
+
+
+RowMaker = Callable[[Event, list[Command]], list[NewRow]]
+
+
+def row_maker(events: Mapping[type[Event], ToRow], answers: Mapping[type[Command], AnswerToRow]) -> RowMaker:
+    """Makes the rows of an event and of what the coordinator answered, of these kinds alone."""
+
+    def rows_of(event: Event, commands: list[Command]) -> list[NewRow]:
+        entry = events.get(type(event))
+        rows = [] if entry is None else [entry(event)]
+        for command in commands:
+            answer = answers.get(type(command))
+            if answer is not None:
+                rows.append(answer(command, event.at))
+        return rows
+
+    return rows_of
+
+
 # --- rows to messages ------------------------------------------------------------------------------------------------
 
 
@@ -305,8 +325,12 @@ def as_arrival(row: Any) -> UpdateArrived:
 
 def as_evaluation(row: Any) -> Evaluated:
     """The event that an `evaluated` row holds."""
-    metrics = json.loads(row.detail)["metrics"]
-    return Evaluated(row.at, row.t, {name: float(value) for name, value in metrics.items()})
+    return Evaluated(row.at, row.t, metrics_in(row.detail))
+
+
+def metrics_in(detail: str) -> dict[str, float]:
+    """The metrics in the `detail` of an `evaluated` row."""
+    return {name: float(value) for name, value in json.loads(detail)["metrics"].items()}
 
 
 READ_BACK: dict[str, Callable[[Any], Event]] = {

@@ -16,12 +16,11 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from offbeat.core.layout import Layout, Model
 from offbeat.errors import InvalidValue
-from offbeat.storage.aside import cannot_write, is_leftover, sync
+from offbeat.storage.disk import cannot_write, is_leftover, sync
 from offbeat.storage.json_file import plain, read_json, write_json
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.lock import Lock, is_held
@@ -83,35 +82,28 @@ class RunFolder:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """The results, once the run is finished."""
         return read_json(self.path / SUMMARY) if (self.path / SUMMARY).is_file() else None
 
     @property
     def state(self) -> State:
-        """Finished, running in some process, or neither."""
         if (self.path / SUMMARY).is_file():
             return "finished"
         return "running" if self._lock or is_held(self.path / LOCK) else "interrupted"
 
     @property
     def checkpoint_path(self) -> Path:
-        """Where the checkpoint is, or will be."""
         return self.path / CHECKPOINT
 
-    def ledger(self, *, durable: bool = False, verbose: bool = False) -> Ledger:
+    def ledger(self, *, durable: bool = False) -> Ledger:
         """The ledger: the run's own, made where it is missing and closed with the folder; or another one to read."""
         file = self.path / LEDGER
         if self._lock is None:
             return Ledger.open(file, read_only=True)
         if self._ledger is None:
-            there = file.exists()
-            self._ledger = (
-                Ledger.open(file, durable=durable) if there else Ledger.create(file, durable=durable, verbose=verbose)
-            )
+            self._ledger = (Ledger.open if file.exists() else Ledger.create)(file, durable=durable)
         return self._ledger
 
     def model(self, layout: Layout) -> Model:
-        """The final model."""
         return load_model(self.path / FINAL, layout)[0]
 
     # --- the end -----------------------------------------------------------------------------------------------------
@@ -140,7 +132,7 @@ class RunFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

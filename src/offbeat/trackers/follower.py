@@ -16,11 +16,11 @@ from typing import Any, Self
 
 from offbeat.errors import OffbeatError
 from offbeat.storage.run_folder import LEDGER, SETTINGS, RunFolder
-from offbeat.trackers.reading import Reading
-from offbeat.trackers.sink import About, Point, Sink, Window, sink_of
+from offbeat.trackers.progress_reader import ProgressReader
+from offbeat.trackers.sink import RunDescription, Sink, TrackedPoint, UpdateWindow, sink_of
 
 EVERY_S = 5.0
-"""How often somebody who follows looks for news."""
+"""How often a follower looks for new rows."""
 CLOSE_S = 60.0
 """How long the end of a run waits for trackers that do not answer."""
 
@@ -70,8 +70,8 @@ class _Feed:
         self.reset()
 
     def reset(self) -> None:
-        """Nobody knows what has arrived: begin again."""
-        self._reading = Reading()
+        """It is not known what has arrived: begin again."""
+        self._reading = ProgressReader()
         self._skip: int | None = None
         self._ended = False
 
@@ -82,7 +82,7 @@ class _Feed:
             if ledger.newest() < self._reading.after:  # a simulation went back to its checkpoint, and on from there
                 self.reset()
             if self._skip is None:
-                self._skip = self.sink.begin(about(run))
+                self._skip = self.sink.begin(description_of(run))
             for report in self._reading.news(ledger):
                 self._say(report)
         if summary is not None:
@@ -93,20 +93,20 @@ class _Feed:
             self.sink.end(summary)
             self._ended = True
 
-    def _say(self, report: Point | Window) -> None:
+    def _say(self, report: TrackedPoint | UpdateWindow) -> None:
         if self._skip:
             self._skip -= 1
-        elif isinstance(report, Point):
+        elif isinstance(report, TrackedPoint):
             self.sink.metrics(report)
         else:
             self.sink.updates(report)
 
 
-def about(run: RunFolder) -> About:
+def description_of(run: RunFolder) -> RunDescription:
     """Which run is in a folder: its settings are written once, when it begins."""
     written = (run.path / SETTINGS).stat()
     path = run.path.resolve()
-    return About(path.name, f"{path}@{written.st_mtime_ns}", written.st_mtime, run.settings)
+    return RunDescription(path.name, f"{path}@{written.st_mtime_ns}", written.st_mtime, run.settings)
 
 
 def follow(folder: Path, sinks: Sequence[Sink]) -> bool:
@@ -147,7 +147,7 @@ class Following:
         self._stop.set()
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
-            log.warning("a tracker does not answer; `offbeat track` tells it the rest later")
+            log.warning("a tracker does not answer; send it the rest later with `offbeat track`")
 
     def _live(self) -> None:
         finished = self._caught_up()

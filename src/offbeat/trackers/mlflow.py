@@ -2,9 +2,9 @@
 
 Rules kept here:
 - The step is the epoch t, and the time is the run's own clock.
-- A tag says how much has arrived, so that whoever follows a run again goes on with the same one.
+- A tag says how much has arrived, so that a run that is followed again goes on in the same one.
 - Numbers are sent many at a time.
-- MLflow's own reports to its makers are off unless somebody turned them on: a run speaks to whom it is told to.
+- MLflow's own reports to its makers are off unless the environment turns them on.
 """
 
 import os
@@ -16,7 +16,7 @@ from typing import Any
 
 from offbeat.errors import InvalidValue, MissingExtra
 from offbeat.storage.json_file import plain
-from offbeat.trackers.sink import About, Point, Window, values_of
+from offbeat.trackers.sink import RunDescription, TrackedPoint, UpdateWindow, values_of
 
 EXPERIMENT = "offbeat"
 KEY, TOLD = "offbeat.key", "offbeat.told"
@@ -24,7 +24,7 @@ KEY, TOLD = "offbeat.key", "offbeat.told"
 BATCH = 999
 """Numbers in one request; with the tag that says how many, MLflow takes no more."""
 PARAMS = 100
-"""Settings in one request; likewise."""
+"""Settings in one request; MLflow takes no more."""
 NAME_MAX = 240
 TEXT_MAX = 500
 """Characters of a setting, or of a part of the summary."""
@@ -50,32 +50,30 @@ class MLflow:
         self._told = 0
         self._waiting: list[Any] = []
 
-    def begin(self, about: About) -> int:
+    def begin(self, run: RunDescription) -> int:
         """Find the run, or make it; answers how much of it is there."""
         self._waiting.clear()
-        self._begun_at = about.begun_at
+        self._begun_at = run.begun_at
         experiment = self._experiment()
-        found = self._client.search_runs([experiment], f"tags.`{KEY}` = '{_quoted(about.key)}'", max_results=1)
+        found = self._client.search_runs([experiment], f"tags.`{KEY}` = '{_quoted(run.key)}'", max_results=1)
         if found:
             self._run, self._told = found[0].info.run_id, int(found[0].data.tags.get(TOLD, 0))
             self._client.update_run(self._run, status="RUNNING")
         else:
-            tags = {KEY: _quoted(about.key), TOLD: "0"}
-            made = self._client.create_run(experiment, self._at_ms(0.0), tags, about.name)
+            tags = {KEY: _quoted(run.key), TOLD: "0"}
+            made = self._client.create_run(experiment, self._at_ms(0.0), tags, run.name)
             self._run, self._told = made.info.run_id, 0
-            self._set(about.settings)
+            self._set(run.settings)
         return self._told
 
-    def metrics(self, point: Point) -> None:
-        """The next point."""
+    def metrics(self, point: TrackedPoint) -> None:
         self._say(point, point.t, point.at_s)
 
-    def updates(self, window: Window) -> None:
-        """The next window, as its means."""
+    def updates(self, window: UpdateWindow) -> None:
         self._say(window, window.t, window.at_s)
 
     def flush(self) -> None:
-        """Send what waits, and how much that makes."""
+        """Send the numbers that wait, and how many points and windows that makes."""
         *parts, last = _parts(self._waiting, BATCH)
         for numbers in parts:
             self._client.log_batch(self._run, numbers)
@@ -92,10 +90,9 @@ class MLflow:
         self._client.set_terminated(self._run, "FINISHED", self._at_ms(_length_s(summary)))
 
     def close(self) -> None:
-        """Nothing is open between two requests."""
         self._waiting.clear()
 
-    def _say(self, report: Point | Window, t: int, at_s: float) -> None:
+    def _say(self, report: TrackedPoint | UpdateWindow, t: int, at_s: float) -> None:
         at_ms = self._at_ms(at_s)
         numbers = [self._entities.Metric(_name(n), value, at_ms, t) for n, value in values_of(report).items()]
         if len(self._waiting) + len(numbers) > BATCH:
@@ -124,7 +121,7 @@ def _length_s(summary: Mapping[str, Any]) -> float:
 
 
 def _parts(items: list[Any], size: int) -> Iterator[list[Any]]:
-    """At least one, which may be empty."""
+    """Slices of at most `size`; at least one, which may be empty."""
     for start in range(0, max(1, len(items)), size):
         yield items[start : start + size]
 

@@ -2,7 +2,7 @@
 
 Rules kept here:
 - A tracker hears of points on the curve and of windows of updates, in one order that depends on the ledger alone. So
-  whoever follows a run again can skip what a tracker has.
+  a run that is followed again can skip what a tracker has.
 - `offbeat/...` are our own numbers; the task's metrics keep their names.
 """
 
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol
 from offbeat.errors import InvalidValue
 
 
-class About(NamedTuple):
-    """Which run it is."""
+class RunDescription(NamedTuple):
+    """What a tracker must know to tell a run from others."""
 
     name: str
     key: str
@@ -24,7 +24,7 @@ class About(NamedTuple):
     settings: Mapping[str, Any]
 
 
-class Point(NamedTuple):
+class TrackedPoint(NamedTuple):
     """One version on the curve: when it was published, what it was made of, and what its evaluation showed."""
 
     t: int
@@ -33,7 +33,7 @@ class Point(NamedTuple):
     metrics: Mapping[str, float]
 
 
-class Window(NamedTuple):
+class UpdateWindow(NamedTuple):
     """Updates that were decided on one after the other."""
 
     t: int
@@ -48,15 +48,15 @@ class Window(NamedTuple):
 class Sink(Protocol):
     """A tracker. What goes wrong raises; `begin` again then tells how much has arrived."""
 
-    def begin(self, about: About) -> int:
+    def begin(self, run: RunDescription) -> int:
         """A run, new or known; answers how many points and windows of it are there already."""
         ...
 
-    def metrics(self, point: Point) -> None:
+    def metrics(self, point: TrackedPoint) -> None:
         """The next point."""
         ...
 
-    def updates(self, window: Window) -> None:
+    def updates(self, window: UpdateWindow) -> None:
         """The next window."""
         ...
 
@@ -73,13 +73,13 @@ class Sink(Protocol):
         ...
 
 
-def values_of(report: Point | Window) -> dict[str, float]:
+def values_of(report: TrackedPoint | UpdateWindow) -> dict[str, float]:
     """A point or a window as numbers by name.
 
-    >>> values_of(Window(7, 3.5, (0, 2), (0.5, 0.25), 1))["offbeat/alpha_t_mean"]
+    >>> values_of(UpdateWindow(7, 3.5, (0, 2), (0.5, 0.25), 1))["offbeat/alpha_t_mean"]
     0.375
     """
-    if isinstance(report, Point):
+    if isinstance(report, TrackedPoint):
         return {**report.metrics, "offbeat/gradients": float(report.gradients), "offbeat/at_s": report.at_s}
     values = {"offbeat/refused": float(report.refused)}
     if report.staleness:

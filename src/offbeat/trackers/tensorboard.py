@@ -2,7 +2,7 @@
 
 Rules kept here:
 - The step is the epoch t, and the time is the run's own clock.
-- Our files are known by their ending. Who follows a run again writes them anew; nobody else's are touched.
+- Our files are known by their ending. A run that is followed again writes them anew; other files are not touched.
 """
 
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ from zlib import crc32
 import numpy as np
 
 from offbeat.errors import MissingExtra
-from offbeat.trackers.sink import About, Point, Window, values_of
+from offbeat.trackers.sink import RunDescription, TrackedPoint, UpdateWindow, values_of
 
 BINS = 40
 """Of the histograms of staleness and alpha_t."""
 QUEUE_MAX = 1000
 FLUSH_S = 3600
-"""Whoever follows says when to flush."""
+"""The follower says when to flush."""
 
 
 class TensorBoard:
@@ -38,25 +38,23 @@ class TensorBoard:
         self._writer: Any = None
         self._begun_at = 0.0
 
-    def begin(self, about: About) -> int:
+    def begin(self, run: RunDescription) -> int:
         """Whatever an earlier follower wrote of this run is written anew."""
         self.close()
-        ending = f".{crc32(about.key.encode()):08x}.offbeat"
-        folder = place(self.root, about.name, ending)
+        ending = f".{crc32(run.key.encode()):08x}.offbeat"
+        folder = place(self.root, run.name, ending)
         for file in ours(folder, ending):
             file.unlink()
-        self._begun_at = about.begun_at
+        self._begun_at = run.begun_at
         self._writer = self._writers.EventFileWriter(str(folder), QUEUE_MAX, FLUSH_S, ending)
-        settings = {name: _setting(value) for name, value in about.settings.items() if value is not None}
-        self._add(self._hparams.hparams_pb(settings, trial_id=about.key, start_time_secs=about.begun_at), 0, 0.0)
+        settings = {name: _setting(value) for name, value in run.settings.items() if value is not None}
+        self._add(self._hparams.hparams_pb(settings, trial_id=run.key, start_time_secs=run.begun_at), 0, 0.0)
         return 0
 
-    def metrics(self, point: Point) -> None:
-        """The next point."""
+    def metrics(self, point: TrackedPoint) -> None:
         self._add(self._scalars(values_of(point)), point.t, point.at_s)
 
-    def updates(self, window: Window) -> None:
-        """The next window: means as curves, and histograms."""
+    def updates(self, window: UpdateWindow) -> None:
         summary = self._scalars(values_of(window))
         for name, values in (("offbeat/staleness", window.staleness), ("offbeat/alpha_t", window.alpha_t)):
             if values:
@@ -69,11 +67,9 @@ class TensorBoard:
             self._writer.flush()
 
     def end(self, _summary: Mapping[str, Any]) -> None:
-        """Its curves say it all."""
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()

@@ -1,7 +1,7 @@
 """Owns the page's paths: which leads where, who may go there, and how a refusal looks to people and to programs.
 
 Rules kept here:
-- Every path says what right it needs. Open to everybody are the form, the files of the page, and who one is.
+- Every path says what right it needs. Open to all are the login form, the files of the page, and `/session.json`.
 - What changes something needs the CSRF token of the session, unless it comes with a token of its own.
 - Every answer carries the headers of `pages`, those of paths that do not exist included.
 - No answer says where the page is: below whichever prefix a proxy puts it, it leads the way from there.
@@ -19,11 +19,11 @@ from aiohttp import web
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.server.access import Right, Role, TokenBook
 from offbeat.server.refusals import Refusal, of_http
-from offbeat.web.events import Committed
-from offbeat.web.login import Door
+from offbeat.web.login import PageAccess
 from offbeat.web.pages import HEADERS, STATIC, Assets, refused_page
 from offbeat.web.paths import root_of, to
-from offbeat.web.reading import Reading
+from offbeat.web.run_reader import RunReader
+from offbeat.web.run_watch import Committed
 from offbeat.web.runs import One, Runs
 from offbeat.web.site import Act, Site
 
@@ -33,14 +33,14 @@ log = logging.getLogger("offbeat.web")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Route(NamedTuple):
-    """One path."""
+class PageRoute(NamedTuple):
+    """A path, its handler, and who may use it."""
 
     method: str
     path: str
     handler: Callable[[Site, web.Request], Awaitable[web.StreamResponse]]
     right: Right | None = Right.WATCH
-    """None is open to everybody."""
+    """None is open to all."""
     page: bool = False
     """Is it for people? Then they are led to the form, and told in HTML what went wrong."""
     guarded: bool = False
@@ -48,38 +48,38 @@ class Route(NamedTuple):
 
 
 OF_SITE = (
-    Route("GET", "/static/{name:.+}", Site.static, None),
-    Route("GET", "/session.json", Site.session, None),
-    Route("GET", "/login", Site.page, None, page=True),
-    Route("POST", "/login", Site.login, None, page=True),
-    Route("POST", "/logout", Site.logout, None, page=True, guarded=True),
-    Route("GET", "/runs.json", Site.listed),
-    Route("GET", "/compare", Site.page, page=True),
-    Route("GET", "/compare.json", Site.compare),
+    PageRoute("GET", "/static/{name:.+}", Site.static, None),
+    PageRoute("GET", "/session.json", Site.session, None),
+    PageRoute("GET", "/login", Site.page, None, page=True),
+    PageRoute("POST", "/login", Site.login, None, page=True),
+    PageRoute("POST", "/logout", Site.logout, None, page=True, guarded=True),
+    PageRoute("GET", "/runs.json", Site.listed),
+    PageRoute("GET", "/compare", Site.page, page=True),
+    PageRoute("GET", "/compare.json", Site.compare),
 )
 OF_RUN = (
-    Route("GET", "/", Site.page, page=True),
-    Route("GET", "/asynchrony", Site.page, page=True),
-    Route("GET", "/workers", Site.page, page=True),
-    Route("GET", "/updates", Site.page, page=True),
-    Route("GET", r"/updates/{task:\d+}", Site.page, page=True),
-    Route("GET", "/overview.json", Site.overview),
-    Route("GET", "/asynchrony.json", Site.asynchrony),
-    Route("GET", "/workers.json", Site.workers),
-    Route("GET", "/updates.json", Site.updates),
-    Route("GET", r"/updates/{task:\d+}.json", Site.story),
-    Route("GET", "/events", Site.events),
-    Route("POST", r"/workers/{worker:\d+}/{what:quarantine|readmit}", Site.step_in, Right.MANAGE, guarded=True),
+    PageRoute("GET", "/", Site.page, page=True),
+    PageRoute("GET", "/asynchrony", Site.page, page=True),
+    PageRoute("GET", "/workers", Site.page, page=True),
+    PageRoute("GET", "/updates", Site.page, page=True),
+    PageRoute("GET", r"/updates/{task:\d+}", Site.page, page=True),
+    PageRoute("GET", "/overview.json", Site.overview),
+    PageRoute("GET", "/asynchrony.json", Site.asynchrony),
+    PageRoute("GET", "/workers.json", Site.workers),
+    PageRoute("GET", "/updates.json", Site.updates),
+    PageRoute("GET", r"/updates/{task:\d+}.json", Site.story),
+    PageRoute("GET", "/events", Site.events),
+    PageRoute("POST", r"/workers/{worker:\d+}/{what:quarantine|readmit}", Site.step_in, Right.MANAGE, guarded=True),
 )
 OF_FOLDER = (
-    Route("GET", "/", Site.page, page=True),
-    Route("GET", "/runs/{run}", Site.into, page=True),
+    PageRoute("GET", "/", Site.page, page=True),
+    PageRoute("GET", "/runs/{run}", Site.into, page=True),
 )
 
 
 def mount(
     app: web.Application,
-    reading: Reading,
+    reading: RunReader,
     *,
     tokens: TokenBook | None = None,
     tls: bool = False,
@@ -89,18 +89,18 @@ def mount(
     prefix: str = "",
     static: Path = STATIC,
 ) -> Site:
-    """Add the page of one run to an application that has not started; with `tokens`, whoever looks must have one.
+    """Add the page of one run to an application that has not started; with `tokens`, visitors must have one.
 
     `act` does what an administrator wants; `committed` gives an event that is set when rows are added to the ledger.
     """
-    door = Door(tokens, tls=tls, behind_proxy=behind_proxy, open_role=Role.ADMIN if act else Role.VIEWER)
+    door = PageAccess(tokens, tls=tls, behind_proxy=behind_proxy, open_role=Role.ADMIN if act else Role.VIEWER)
     site = Site(One(reading), door, Assets(static), many=False, act=act, committed=committed)
     return _furnished(app, site, [(prefix, OF_SITE), (prefix, OF_RUN)])
 
 
 def mount_runs(app: web.Application, runs: Runs, *, static: Path = STATIC) -> Site:
-    """Add the pages of a folder of runs, open to everybody who can connect."""
-    site = Site(runs, Door(None, open_role=Role.VIEWER), Assets(static), many=True)
+    """Add the pages of a folder of runs, open to all who can connect."""
+    site = Site(runs, PageAccess(None, open_role=Role.VIEWER), Assets(static), many=True)
     return _furnished(app, site, [("", OF_SITE), ("", OF_FOLDER), ("/runs/{run}", OF_RUN)])
 
 
@@ -120,7 +120,7 @@ def make_app() -> web.Application:
     return web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_refusing])
 
 
-def _furnished(app: web.Application, site: Site, routes: list[tuple[str, tuple[Route, ...]]]) -> Site:
+def _furnished(app: web.Application, site: Site, routes: list[tuple[str, tuple[PageRoute, ...]]]) -> Site:
     for prefix, some in routes:
         for route in some:
             app.router.add_route(route.method, prefix + route.path, _handler(site, route))
@@ -142,7 +142,7 @@ def _furnished(app: web.Application, site: Site, routes: list[tuple[str, tuple[R
     return site
 
 
-def _handler(site: Site, route: Route) -> Handler:
+def _handler(site: Site, route: PageRoute) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
             if route.right is not None:
@@ -182,7 +182,7 @@ def _said_no(request: web.Request, refusal: Refusal, *, page: bool) -> web.Respo
 
 @web.middleware
 async def _refusing(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Paths that do not exist, and the like."""
+    """Answers for paths that do not exist, and for methods that a path does not have."""
     try:
         return await handler(request)
     except web.HTTPException as error:

@@ -25,7 +25,7 @@ def whole(query: Query, name: str, least: int, most: int, default: int) -> int:
 
 
 def choice(query: Query, name: str, allowed: tuple[str, ...], default: str) -> str:
-    """One of a few words."""
+    """One of the allowed words."""
     text = query.get(name, "")
     if text and text not in allowed:
         raise InvalidValue(f"{name} is {text[:SHOWN_MAX]!r}; use {', '.join(allowed)}")

@@ -5,14 +5,10 @@ from collections import Counter
 from typing import Any
 
 from offbeat import method
-from offbeat.core.rules import Facts
-from offbeat.errors import OffbeatError
 from offbeat.protocol.messages import Spent
-from offbeat.settings import Settings
-from offbeat.web.fleet import Worker
-from offbeat.web.reading import Reading
+from offbeat.storage.fleet_fold import EndedTask, WorkerTotals
+from offbeat.web.run_reader import RunReader
 from offbeat.web.series import open_over_time, thinned
-from offbeat.web.tally import Ended, Tally
 
 BINS_MAX = 100
 WEIGHTS_SHOWN = 1000
@@ -22,16 +18,14 @@ CURVE_POINTS = 200
 CURVE_LEAST = 16
 """The curve goes at least this far, also where nothing was that stale yet."""
 WORKERS_MAX, TASKS_MAX, STEPS_MAX = 60, 1500, 500
-OF_THE_RULE = ("rule", "alpha", "alpha_schedule", "staleness_fn")
 
 
-def asynchrony(reading: Reading) -> dict[str, Any]:
-    """What the page of asynchrony draws."""
-    tally = reading.tally
-    steps = open_over_time(tally.leased_at, tally.ended_at, STEPS_MAX)
+def asynchrony(reading: RunReader) -> dict[str, Any]:
+    fold, fleet = reading.fold, reading.fleet
+    steps = open_over_time(fleet.leased_at, fleet.ended_at, STEPS_MAX)
     return {
-        "staleness": histogram(tally.staleness, BINS_MAX),
-        "weights": weights(tally.weights),
+        "staleness": histogram(fold.staleness, BINS_MAX),
+        "weights": weights(fold.weights),
         "function": function(reading),
         "timeline": timeline(reading),
         "in_flight": [{"at_s": at, "in_flight": count} for at, count in steps],
@@ -72,32 +66,22 @@ def _neighbourhoods(counts: Counter[tuple[int, float]]) -> dict[tuple[int, float
     return {pair: total[place] for place, (_, pair) in found.items()}
 
 
-def function(reading: Reading) -> list[dict[str, Any]]:
+def function(reading: RunReader) -> list[dict[str, Any]]:
     """What the rule makes an update weigh, by its staleness; empty where that is no function of it."""
-    try:
-        settings = {name: reading.settings[name] for name in OF_THE_RULE if name in reading.settings}
-        rule = method.rule_of(Settings.of(settings))
-        if rule.group:  # a mean has no weight of its own
-            return []
-        last = max(CURVE_LEAST, *reading.tally.staleness, 0)
-        t = max(reading.tally.t, last) + 1
-        return [
-            {"staleness": u, "alpha_t": rule.decide(Facts(t, t - 1 - u), rule.memory)[0].new}
-            for u in thinned(range(last + 1), CURVE_POINTS)
-        ]
-    except OffbeatError:  # a rule of the user's own, of which the folder has only the name
-        return []
+    last = max(CURVE_LEAST, *reading.fold.staleness, 0)
+    t = max(reading.fold.t, last) + 1
+    curve = method.rule_curve(reading.settings, t, thinned(range(last + 1), CURVE_POINTS))
+    return [{"staleness": u, "alpha_t": alpha_t} for u, alpha_t in curve]
 
 
 # --- who works when --------------------------------------------------------------------------------------------------
 
 
-def timeline(reading: Reading) -> dict[str, Any]:
+def timeline(reading: RunReader) -> dict[str, Any]:
     """The newest tasks of the workers that were seen last."""
-    tally = reading.tally
-    chosen = sorted(tally.fleet.workers.values(), key=lambda worker: (-worker.seen_at, worker.number))[:WORKERS_MAX]
+    chosen = sorted(reading.fleet.workers.values(), key=lambda worker: (-worker.seen_at, worker.number))[:WORKERS_MAX]
     active = [worker for worker in chosen if worker.tasks]
-    tasks = _open(tally, active) + _ended(tally, {worker.number for worker in active})
+    tasks = _open(reading, active) + _ended(reading, {worker.number for worker in active})
     tasks = sorted(tasks, key=lambda task: int(task["task"]), reverse=True)[:TASKS_MAX]
     _tell_spent(reading, tasks)
     return {
@@ -109,21 +93,22 @@ def timeline(reading: Reading) -> dict[str, Any]:
     }
 
 
-def _open(tally: Tally, workers: list[Worker]) -> list[dict[str, Any]]:
-    held = [(worker, worker.task) for worker in workers if worker.task is not None]
-    return [_task(Ended(task, worker.number, tally.open[task][1], 0.0, None, None, ""), tally) for worker, task in held]
+def _open(reading: RunReader, workers: list[WorkerTotals]) -> list[dict[str, Any]]:
+    held = [(worker.number, worker.task) for worker in workers if worker.task is not None]
+    since = reading.fleet.open
+    return [_task(EndedTask(task, number, since[task][1], 0.0, None, None, ""), reading) for number, task in held]
 
 
-def _ended(tally: Tally, workers: set[int]) -> list[dict[str, Any]]:
+def _ended(reading: RunReader, workers: set[int]) -> list[dict[str, Any]]:
     """Of a task that was released and came late, what came."""
-    found: dict[int, Ended] = {}
-    for stored in reversed(tally.recent):
+    found: dict[int, EndedTask] = {}
+    for stored in reversed(reading.fleet.recent):
         if stored[1] in workers and len(found) < TASKS_MAX:
-            found.setdefault(stored[0], Ended._make(stored))
-    return [_task(ended, tally) for ended in found.values()]
+            found.setdefault(stored[0], EndedTask._make(stored))
+    return [_task(ended, reading) for ended in found.values()]
 
 
-def _task(ended: Ended, tally: Tally) -> dict[str, Any]:
+def _task(ended: EndedTask, reading: RunReader) -> dict[str, Any]:
     arrived = ended.staleness is not None
     return {
         "task": ended.task,
@@ -131,7 +116,7 @@ def _task(ended: Ended, tally: Tally) -> dict[str, Any]:
         "leased_s": ended.leased_at,
         "arrived_s": ended.ended_at if arrived else None,
         "released_s": ended.ended_at if ended.outcome and not arrived else None,
-        "mixed_s": tally.mixed_at(ended.t) if ended.outcome == "applied" else None,
+        "mixed_s": reading.fold.mixed_at(ended.t) if ended.outcome == "applied" else None,
         "staleness": ended.staleness,
         "outcome": ended.outcome or None,
     }
@@ -140,8 +125,8 @@ def _task(ended: Ended, tally: Tally) -> dict[str, Any]:
 # --- where the time goes ---------------------------------------------------------------------------------------------
 
 
-def _tell_spent(reading: Reading, tasks: list[dict[str, Any]]) -> None:
-    """Add to each task that arrived how long its worker downloaded, trained and uploaded; null where nobody said."""
+def _tell_spent(reading: RunReader, tasks: list[dict[str, Any]]) -> None:
+    """Add to each task that arrived how long its worker downloaded, trained and uploaded; null where it did not say."""
     arrived = [task["task"] for task in tasks if task["arrived_s"] is not None]
     with reading.connected() as ledger:
         places = ", ".join("?" * len(arrived))

@@ -3,8 +3,8 @@
 Rules kept here:
 - The cookie holds a random number and never the token. A token that is revoked ends its sessions: it is looked up again
   at every request.
-- The CSRF token belongs to the session. Whoever shows a token of its own instead needs none: no browser sends one
-  along by itself. Without access control there is one CSRF token for all, which other sites cannot read.
+- The CSRF token belongs to the session. A request with a token of its own needs none: no browser sends one along
+  by itself. Without access control there is one CSRF token for all, which other sites cannot read.
 - Who tries token after token is made to wait.
 - The cookie goes back to this page alone, also where a proxy has others beside it.
 """
@@ -21,29 +21,29 @@ from aiohttp import web
 
 from offbeat.errors import InvalidValue
 from offbeat.server.access import Right, Role, TokenBook, bearer, digest_of
-from offbeat.server.proxy import address_of, over_tls
+from offbeat.server.listener import address_of, over_tls
 from offbeat.server.refusals import Refusal
-from offbeat.web.visits import FILE, SECRET_BYTES, SESSION_S, Sessions, csrf_of
+from offbeat.web.login_sessions import FILE, SECRET_BYTES, SESSION_S, LoginSessions, csrf_of
 
 COOKIE = "offbeat"
 CSRF = "X-CSRF-Token"
 TRIES_MAX = 10
 TRIES_S = 60.0
-"""After so many wrong tokens within this time an address must wait."""
+"""After TRIES_MAX wrong tokens within this time an address must wait."""
 ADDRESSES_MAX = 10_000
 LOG_IN = "Log in at /login, or send `Authorization: Bearer TOKEN`."
 
 
 class Visitor(NamedTuple):
-    """Who looks."""
+    """Who sent a request."""
 
     role: Role | None
-    """None is somebody whom nobody knows."""
+    """None where the visitor has not logged in."""
     csrf: str | None = None
     """What must come with whatever changes something; None where nothing need come."""
 
 
-class Door:
+class PageAccess:
     """Knows visitors by cookie or token."""
 
     def __init__(
@@ -55,17 +55,17 @@ class Door:
         open_role: Role = Role.ADMIN,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Without tokens everybody is of `open_role`."""
+        """Without tokens every visitor has `open_role`."""
         self.tokens, self.tls, self.open_role, self._now = tokens, tls, open_role, now
         self._behind_proxy = behind_proxy
         self._csrf = secrets.token_urlsafe(SECRET_BYTES)
-        self._sessions = Sessions(tokens.path.with_name(FILE) if tokens else None, now)
+        self._sessions = LoginSessions(tokens.path.with_name(FILE) if tokens else None, now)
         self._tries: OrderedDict[str, deque[float]] = OrderedDict()
 
     # --- who looks ---------------------------------------------------------------------------------------------------
 
     def visitor(self, request: web.Request) -> Visitor:
-        """Who sends this."""
+        """The visitor who sent this request."""
         if self.tokens is None:
             return Visitor(self.open_role, self._csrf)
         if "Authorization" in request.headers:
@@ -76,17 +76,17 @@ class Door:
         return Visitor(role, csrf_of(secret) if role else None)
 
     def admit(self, request: web.Request, right: Right) -> Visitor:
-        """Who sends this, if that is open to them."""
+        """The visitor who sent this request, if their role has this right; else refused."""
         visitor = self.visitor(request)
         if visitor.role is None:
             word = "bad_token" if "Authorization" in request.headers or COOKIE in request.cookies else "no_token"
-            raise Refusal(word, "whoever wants to look must log in", do=LOG_IN)
+            raise Refusal(word, "this page is for those who have logged in", do=LOG_IN)
         if not visitor.role.may(right):
             raise Refusal("not_allowed", f"a token of role {visitor.role.value} may not do this")
         return visitor
 
     def check_csrf(self, request: web.Request, visitor: Visitor) -> None:
-        """Whatever changes something must come from a page of ours."""
+        """A request that changes something must come from a page of ours."""
         if not same_origin(request):
             raise Refusal("not_allowed", "this came from a page of another site", do="Use the page itself.")
         sent = request.headers.get(CSRF, "").encode("utf-8", "surrogatepass")
@@ -94,7 +94,7 @@ class Door:
             raise Refusal("not_allowed", f"{CSRF} is missing or wrong", do="Load the page again; see /session.json.")
 
     def _role(self, digest: str) -> Role | None:
-        """Of the token with this digest."""
+        """The role of the token with this digest."""
         if self.tokens is None:
             return self.open_role
         try:
@@ -106,7 +106,7 @@ class Door:
     # --- sessions ----------------------------------------------------------------------------------------------------
 
     def log_in(self, request: web.Request, token: str, response: web.Response) -> None:
-        """Give the cookie to whoever has a token with which one can look."""
+        """Give the cookie to a visitor whose token allows looking."""
         if self.tokens is None:
             return
         address = address_of(request, behind_proxy=self._behind_proxy)
@@ -121,7 +121,7 @@ class Door:
         _set_cookie(response, secret, int(SESSION_S), secure=self._secure(request))
 
     def log_out(self, request: web.Request, response: web.Response) -> None:
-        """Forget the session."""
+        """End the session, and remove its cookie."""
         self._sessions.end(request.cookies.get(COOKIE, ""))
         _set_cookie(response, "", 0, secure=self._secure(request))
 

@@ -1,47 +1,48 @@
 """Owns the overview of a run: where it stands, how fast it goes, and how it is in one sentence."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from offbeat.settings import EPOCHS
-from offbeat.web.reading import Reading
+from offbeat.storage.fleet_fold import RATE_UPDATES
+from offbeat.storage.fold import RunFold
+from offbeat.web.json_values import metrics_of, said
+from offbeat.web.run_reader import RunReader
 from offbeat.web.series import thinned
-from offbeat.web.tally import RATE_UPDATES, Tally
-from offbeat.web.words import metrics_of, said
 
 CURVE_POINTS = 500
 SILENCE_S = 300.0
 """A run whose last update is older than this is worth a look."""
 
 
-def overview(reading: Reading) -> dict[str, Any]:
-    """Everything at a glance."""
-    tally, now = reading.tally, reading.now()
-    newest = tally.evaluations[-1] if tally.evaluations else None
+def overview(reading: RunReader) -> dict[str, Any]:
+    fold, fleet, now = reading.fold, reading.fleet, reading.now()
+    newest = fold.evaluations[-1] if fold.evaluations else None
     return {
         "run": about(reading),
         "health": health(reading),
-        "t": tally.t,
+        "t": fold.t,
         "epochs": epochs_of(reading.settings),
-        "applied": tally.applied,
-        "gradients": tally.gradients,
-        "in_flight": 0 if reading.state == "finished" else len(tally.open),  # what is still out is not wanted any more
-        "queued": tally.queued,
-        "workers": tally.fleet.here(),
-        "rejected": dict(tally.rejected),
-        "duplicates": tally.duplicates,
-        "updates_per_minute": 60.0 * updates_per_s(tally, now),
+        "applied": fold.applied,
+        "gradients": fold.gradients,
+        "in_flight": 0 if reading.state == "finished" else len(fleet.open),  # what is still out is not wanted any more
+        "queued": fleet.queued,
+        "workers": fleet.here(),
+        "rejected": dict(fold.rejected()),
+        "duplicates": fold.duplicates,
+        "updates_per_minute": 60.0 * updates_per_s(fleet.applied_at, now),
         "eta_s": eta_s(reading),
         "at_s": now,
-        "staleness_mean": tally.staleness_mean,
-        "staleness_largest": max(tally.staleness, default=0),
+        "staleness_mean": fold.staleness_mean,
+        "staleness_largest": fold.staleness_largest,
         "metrics": metrics_of(newest.detail) if newest else {},
         "metrics_t": newest.t if newest else None,
-        "curve": curve(tally, CURVE_POINTS),
+        "curve": curve(fold, CURVE_POINTS),
         "sequence": reading.sequence,
     }
 
 
-def about(reading: Reading) -> dict[str, Any]:
+def about(reading: RunReader) -> dict[str, Any]:
     """What is being trained, and how."""
     settings = reading.settings
     return {
@@ -67,50 +68,49 @@ def rule_of(settings: dict[str, Any]) -> str | None:
     return ", ".join([str(rule), *alpha, *filter(None, [settings.get("staleness_fn")])])
 
 
-def curve(tally: Tally, most: int) -> list[dict[str, Any]]:
+def curve(fold: RunFold, most: int) -> list[dict[str, Any]]:
     """The metrics of evaluated versions; `gradients` and `at_s` are those of the version, not of its evaluation."""
     return [
         {
             "t": t,
-            "gradients": tally.gradients_of[min(t, len(tally.gradients_of) - 1)],
-            "at_s": tally.mixed_at(t),
+            "gradients": fold.gradients_in(t),
+            "at_s": fold.mixed_at(t),
             "metrics": metrics_of(detail),
         }
-        for t, detail in thinned(tally.evaluations, most)
+        for _, _, t, detail in thinned(fold.evaluations, most)
     ]
 
 
 # --- how fast --------------------------------------------------------------------------------------------------------
 
 
-def updates_per_s(tally: Tally, now: float) -> float:
+def updates_per_s(applied_at: Sequence[float], now: float) -> float:
     """Over the newest updates until now; over the whole run while they are few."""
-    applied_at = tally.applied_at
     full = len(applied_at) > RATE_UPDATES
     since, count = (applied_at[0], RATE_UPDATES) if full else (0.0, len(applied_at))
     return count / (now - since) if now > since else 0.0
 
 
-def versions_per_s(tally: Tally, now: float) -> float:
-    """Likewise of versions."""
-    before = max(0, tally.t - RATE_UPDATES)
-    since = tally.published_at[before]
-    return (tally.t - before) / (now - since) if now > since else 0.0
+def versions_per_s(fold: RunFold, now: float) -> float:
+    """Over the newest versions until now."""
+    before = max(0, fold.t - RATE_UPDATES)
+    since = fold.published_at[before]
+    return (fold.t - before) / (now - since) if now > since else 0.0
 
 
-def eta_s(reading: Reading) -> float | None:
+def eta_s(reading: RunReader) -> float | None:
     """Seconds to the end at this rate, whichever end comes first; null where none is in sight."""
-    tally, settings, now = reading.tally, reading.settings, reading.now()
-    rate, epochs = versions_per_s(tally, now), epochs_of(settings)
+    fold, settings, now = reading.fold, reading.settings, reading.now()
+    rate, epochs = versions_per_s(fold, now), epochs_of(settings)
     if reading.state != "running":
         return None
     ends = []
     if settings.get("until_s") is not None:
         ends.append(float(settings["until_s"]) - now)
     if epochs and rate:
-        ends.append((epochs - tally.t) / rate)
-    if settings.get("gradients") and rate and tally.gradients:
-        ends.append((settings["gradients"] - tally.gradients) / (rate * tally.gradients / tally.t))
+        ends.append((epochs - fold.t) / rate)
+    if settings.get("gradients") and rate and fold.gradients:
+        ends.append((settings["gradients"] - fold.gradients) / (rate * fold.gradients / fold.t))
     return said(max(0.0, min(ends))) if ends else None
 
 
@@ -123,27 +123,26 @@ def epochs_of(settings: dict[str, Any]) -> int | None:
 # --- how it is -------------------------------------------------------------------------------------------------------
 
 
-def health(reading: Reading) -> dict[str, str]:
-    """One sentence, the most urgent one."""
+def health(reading: RunReader) -> dict[str, str]:
+    """The most urgent thing to say about the run, in one sentence."""
     level, sentence = _health(reading)
     return {"level": level, "sentence": sentence}
 
 
-def _health(reading: Reading) -> tuple[str, str]:
-    tally, trouble = reading.tally, reading.trouble()
+def _health(reading: RunReader) -> tuple[str, str]:
+    fold, trouble = reading.fold, reading.trouble()
     if trouble:
         return "bad", f"trouble: {trouble}"
     if reading.state == "finished":
-        reason = tally.ended or (reading.summary or {}).get("ended")
-        return "good", f"finished: {reason or f'{tally.t} epochs'}"
+        reason = fold.ended or (reading.summary or {}).get("ended")
+        return "good", f"finished: {reason or f'{fold.t} epochs'}"
     if reading.state == "interrupted":
-        return "bad", f"interrupted at epoch {tally.t}: start it again with the same command and it goes on"
+        return "bad", f"interrupted at epoch {fold.t}: start it again with the same command and it goes on"
     return _of_fleet(reading) or _of_queue(reading) or ("good", "healthy")
 
 
-def _of_fleet(reading: Reading) -> tuple[str, str] | None:
-    fleet = reading.tally.fleet
-    here, quarantined = fleet.here(), fleet.quarantined()
+def _of_fleet(reading: RunReader) -> tuple[str, str] | None:
+    here, quarantined = reading.fleet.here(), reading.fleet.quarantined()
     if reading.served and not here:
         return "warning", "no workers: start some with offbeat work"
     if quarantined:
@@ -152,11 +151,11 @@ def _of_fleet(reading: Reading) -> tuple[str, str] | None:
     return None
 
 
-def _of_queue(reading: Reading) -> tuple[str, str] | None:
-    tally, queue_max = reading.tally, reading.settings.get("queue_max")
-    if queue_max is not None and tally.queued >= queue_max:
+def _of_queue(reading: RunReader) -> tuple[str, str] | None:
+    fleet, queue_max = reading.fleet, reading.settings.get("queue_max")
+    if queue_max is not None and fleet.queued >= queue_max:
         return "warning", "queue full: workers are told to wait"
-    last = tally.applied_at[-1] if tally.applied_at else 0.0
+    last = fleet.applied_at[-1] if fleet.applied_at else 0.0
     silent_s = reading.now() - last
     if reading.served and silent_s >= SILENCE_S:
         return "warning", f"no update for {_duration(silent_s)}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from aiohttp import web
 
 from offbeat.server.refusals import KINDS, Refusal
-from offbeat.web.reading import Stamp, stamp_of
+from offbeat.web.run_reader import Stamp, stamp_of
 
 STATIC = Path(str(resources.files("offbeat.web"))) / "static"
 PAGE = "index.html"
@@ -34,7 +34,7 @@ TEXT = ("text/", "application/json", "image/svg")
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file, as it is sent."""
+    """A file of the page, as it is sent."""
 
     stamp: Stamp
     body: bytes
@@ -102,7 +102,7 @@ def sent(asset: Asset, request: web.Request) -> web.Response:
 
 
 def packed(request: web.Request, body: bytes, smaller: bytes | None, kind: str) -> web.Response:
-    """A body, packed for those who can unpack it."""
+    """A response whose body is compressed for browsers that accept that."""
     charset = "utf-8" if kind.startswith("text/") else None
     if smaller is None or "gzip" not in request.headers.get("Accept-Encoding", ""):
         return web.Response(body=body, content_type=kind, charset=charset)
@@ -111,7 +111,7 @@ def packed(request: web.Request, body: bytes, smaller: bytes | None, kind: str) 
 
 
 def refused_page(refusal: Refusal, root: str) -> web.Response:
-    """A refusal for people; the start is at `root`."""
+    """A refusal as a page; `root` leads to the start."""
     do = str(refusal.facts.get("do", KINDS[refusal.error].do))
     words = {"status": str(refusal.status), "message": refusal.message, "do": do, "root": root}
     text = _PAGE.format_map({name: html.escape(word) for name, word in words.items()})

@@ -1,4 +1,4 @@
-"""Owns the way from any path to the page's root: relative, so that a proxy may put all of it below a prefix.
+"""Owns the way from any path to the page's root: relative, so that a proxy may put the page below a prefix.
 
 Only the browser knows that prefix. So nothing that is sent to one begins with a slash.
 """

@@ -1,7 +1,7 @@
 """Owns the runs that can be looked at: the one that is served, or all in a folder, each under a name fit for a URL.
 
 Rules kept here:
-- A folder of runs is searched again after a while, and only when somebody asks: runs come and go.
+- A folder of runs is searched again after a while, and only on a request: runs come and go.
 - Only the runs looked at last are kept in memory.
 """
 
@@ -18,9 +18,9 @@ from typing import Any
 
 from offbeat.errors import OffbeatError
 from offbeat.storage.run_folder import LEDGER, SUMMARY
+from offbeat.web.json_values import metrics_of
 from offbeat.web.overview import about
-from offbeat.web.reading import Reading, Stamp, stamp_of
-from offbeat.web.words import metrics_of
+from offbeat.web.run_reader import RunReader, Stamp, stamp_of
 
 SEARCH_S = 5.0
 READINGS_MAX = 20
@@ -29,31 +29,27 @@ Find = Callable[[Path], Iterable[Path]]
 
 
 class Runs:
-    """The runs in a folder."""
-
     def __init__(self, folder: Path, find: Find) -> None:
         """`find` gives the folders of runs below a folder."""
         self.folder, self._find = folder, find
         self._lock = threading.Lock()
         self._folders: dict[str, Path] = {}
         self._searched_at = -inf
-        self._readings: OrderedDict[str, Reading] = OrderedDict()
+        self._readings: OrderedDict[str, RunReader] = OrderedDict()
         self._listed: dict[str, tuple[Stamp, dict[str, Any]]] = {}
 
-    def get(self, name: str) -> Reading | None:
-        """The run of this name."""
+    def get(self, name: str) -> RunReader | None:
         with self._lock:
             folder = self._folders.get(name) or self._searched().get(name)
             if folder is None or not (folder / LEDGER).is_file():
                 return None
-            reading = self._readings.pop(name, None) or Reading(folder, name)
+            reading = self._readings.pop(name, None) or RunReader(folder, name)
             self._readings[name] = reading
             while len(self._readings) > READINGS_MAX:
                 self._readings.popitem(last=False)
             return reading
 
     def listed(self) -> dict[str, Any]:
-        """Every run in a line."""
         with self._lock:
             folders = list(self._searched().items())[:LISTED_MAX]
         found = []
@@ -72,13 +68,13 @@ class Runs:
         stamp = stamp_of(folder / SUMMARY)
         if stamp is not None and self._listed.get(name, (None,))[0] == stamp:
             return self._listed[name][1]
-        line = line_of(Reading(folder, name))
+        line = line_of(RunReader(folder, name))
         if stamp is not None:  # a finished run stays as it is
             self._listed[name] = (stamp, line)
         return line
 
 
-def line_of(reading: Reading) -> dict[str, Any]:
+def line_of(reading: RunReader) -> dict[str, Any]:
     """One run in a line, without counting its whole ledger."""
     with reading.connected() as ledger:
         t, detail = _newest(ledger, "published", "t"), _newest(ledger, "evaluated", "detail")
@@ -113,13 +109,12 @@ def names_of(folder: Path, runs: Iterable[Path]) -> dict[str, Path]:
 class One:
     """The one run that is served."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: RunReader) -> None:
         self.reading = reading
 
-    def get(self, name: str) -> Reading | None:
+    def get(self, name: str) -> RunReader | None:
         """It, whether or not it is called by its name."""
         return self.reading if name in ("", self.reading.name) else None
 
     def listed(self) -> dict[str, Any]:
-        """It, in a line."""
         return {"runs": [line_of(self.reading)]}

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def thinned(items: Sequence[T], most: int) -> list[T]:
-    """At most so many of them, evenly spread, the first and the last included.
+    """At most `most` items, evenly spread, the first and the last included.
 
     >>> thinned(range(11), 3), thinned("ab", 3)
     ([0, 5, 10], ['a', 'b'])

@@ -13,14 +13,14 @@ from aiohttp import web
 from offbeat.errors import InvalidValue
 from offbeat.server.access import Right
 from offbeat.server.refusals import Refusal, answer
-from offbeat.web import asynchrony, comparison, overview, updates, workers
-from offbeat.web.events import LISTENERS_MAX, Committed, Watch, follow
-from offbeat.web.login import Door, same_origin
+from offbeat.web import asynchrony, overview, side_by_side, update_list, workers
+from offbeat.web.login import PageAccess, same_origin
 from offbeat.web.pages import PAGE, Assets, packed, sent
 from offbeat.web.paths import root_of, to
-from offbeat.web.reading import Reading
+from offbeat.web.run_reader import RunReader
+from offbeat.web.run_watch import LISTENERS_MAX, Committed, RunWatch, follow
 from offbeat.web.runs import READINGS_MAX
-from offbeat.web.shown import THREADS, Answer, Shown
+from offbeat.web.shown import THREADS, PackedJson, Shown
 
 NUMBER_DIGITS_MAX = 15
 Act = Callable[[str, int], Awaitable[None]]
@@ -30,7 +30,7 @@ Act = Callable[[str, int], Awaitable[None]]
 class Shelf(Protocol):
     """Runs by name; may block."""
 
-    def get(self, name: str) -> Reading | None: ...
+    def get(self, name: str) -> RunReader | None: ...
     def listed(self) -> dict[str, Any]: ...
 
 
@@ -40,7 +40,7 @@ class Site:
     def __init__(
         self,
         runs: Shelf,
-        door: Door,
+        door: PageAccess,
         assets: Assets,
         *,
         many: bool,
@@ -51,10 +51,10 @@ class Site:
         self.runs, self.door, self.assets, self.many = runs, door, assets, many
         self.act, self._committed = act, committed
         self.pool = ThreadPoolExecutor(THREADS, "web")
-        self._watches: OrderedDict[str, Watch] = OrderedDict()
+        self._watches: OrderedDict[str, RunWatch] = OrderedDict()
 
     async def off_loop(self, work: Callable[[], Any]) -> Any:
-        """Do what takes time on another thread."""
+        """Run blocking work on another thread."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
     def warm(self, name: str = "") -> None:
@@ -68,19 +68,18 @@ class Site:
         self.pool.submit(count)
 
     def stop(self) -> None:
-        """Let those go who listen."""
+        """Send all listeners away."""
         for watch in self._watches.values():
             watch.stop()
 
     async def close(self) -> None:
-        """Nobody looks any more."""
         for watch in self._watches.values():
             await watch.ended()
         await asyncio.get_running_loop().run_in_executor(None, self.pool.shutdown)
 
     # --- runs --------------------------------------------------------------------------------------------------------
 
-    async def watch(self, request: web.Request) -> Watch:
+    async def watch(self, request: web.Request) -> RunWatch:
         """The run that is asked for, and the word that it has moved."""
         name = request.match_info.get("run", "")
         reading = await self.off_loop(lambda: self.runs.get(name))
@@ -88,7 +87,7 @@ class Site:
             raise Refusal("not_found", f"there is no run {name[:100]!r}", do="Look at the list of runs at /.")
         watch = self._watches.pop(name, None)
         if watch is None or (watch.shown.reading is not reading and not watch.listeners):
-            watch = Watch(Shown(reading, self.pool), self._committed)
+            watch = RunWatch(Shown(reading, self.pool), self._committed)
         self._watches[name] = watch
         self._forget_old()
         return watch
@@ -98,40 +97,34 @@ class Site:
             if len(self._watches) > READINGS_MAX and not watch.listeners:
                 del self._watches[name]
 
-    async def _twin(self, request: web.Request, key: Any, make: Callable[[Reading], Any]) -> web.Response:
+    async def _twin(self, request: web.Request, key: Any, make: Callable[[RunReader], Any]) -> web.Response:
         return _json(request, await (await self.watch(request)).shown.answer(key, make))
 
     # --- one run -----------------------------------------------------------------------------------------------------
 
     async def overview(self, request: web.Request) -> web.Response:
-        """Where the run stands."""
         return await self._twin(request, "overview", overview.overview)
 
     async def asynchrony(self, request: web.Request) -> web.Response:
-        """What asynchrony does to it."""
         return await self._twin(request, "asynchrony", asynchrony.asynchrony)
 
     async def workers(self, request: web.Request) -> web.Response:
-        """Who works."""
-        wanted = workers.Wanted.of(request.query)
+        wanted = workers.WorkerQuery.of(request.query)
         return await self._twin(request, wanted, lambda reading: workers.workers(reading, wanted))
 
     async def updates(self, request: web.Request) -> web.Response:
-        """What came of it."""
-        wanted = updates.Wanted.of(request.query)
-        return await self._twin(request, wanted, lambda reading: updates.updates(reading, wanted))
+        wanted = update_list.UpdateQuery.of(request.query)
+        return await self._twin(request, wanted, lambda reading: update_list.updates(reading, wanted))
 
     async def story(self, request: web.Request) -> web.Response:
-        """What happened to one task."""
         task = _number(request, "task")
         shown = (await self.watch(request)).shown
-        found = await shown.answer(("story", task), lambda reading: updates.story(reading, task))
+        found = await shown.answer(("story", task), lambda reading: update_list.story(reading, task))
         if b'"story":[]' in found.body:
             raise Refusal("not_found", f"no task {task} was leased so far", do="Look at the list of updates.")
         return _json(request, found)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """That it has moved."""
         watch = await self.watch(request)
         if sum(other.listeners for other in self._watches.values()) >= LISTENERS_MAX:
             raise Refusal("not_now", "too many listen", retry_after_s=5)
@@ -146,15 +139,13 @@ class Site:
     # --- several runs ------------------------------------------------------------------------------------------------
 
     async def listed(self, request: web.Request) -> web.Response:
-        """Which runs there are."""
-        return _json(request, await self.off_loop(lambda: Answer.of(self.runs.listed())))
+        return _json(request, await self.off_loop(lambda: PackedJson.of(self.runs.listed())))
 
     async def compare(self, request: web.Request) -> web.Response:
-        """Runs side by side."""
         names = list(dict.fromkeys(request.query.getall("run", [])))
-        if len(names) > comparison.RUNS_MAX:
-            raise InvalidValue(f"{len(names)} runs are asked for; compare at most {comparison.RUNS_MAX}")
-        return _json(request, await self.off_loop(lambda: Answer.of(self._compared(names))))
+        if len(names) > side_by_side.RUNS_MAX:
+            raise InvalidValue(f"{len(names)} runs are asked for; compare at most {side_by_side.RUNS_MAX}")
+        return _json(request, await self.off_loop(lambda: PackedJson.of(self._compared(names))))
 
     def _compared(self, names: list[str]) -> dict[str, Any]:
         parts = {}
@@ -164,11 +155,10 @@ class Site:
                 raise Refusal("not_found", f"there is no run {name[:100]!r}", do="Look at the list of runs at /.")
             with reading.lock:
                 reading.refresh()
-                parts[name] = comparison.part(reading, len(names))
-        return comparison.comparison(parts)
+                parts[name] = side_by_side.part(reading, len(names))
+        return side_by_side.comparison(parts)
 
     async def into(self, request: web.Request) -> web.Response:
-        """A run's own page."""
         return to(request, f"{request.rel_url.raw_path}/")
 
     # --- files -------------------------------------------------------------------------------------------------------
@@ -180,20 +170,17 @@ class Site:
         return sent(await self.off_loop(lambda: self.assets.load(PAGE, root_of(request))), request)
 
     async def static(self, request: web.Request) -> web.Response:
-        """A file of the page."""
         name = request.match_info["name"]
         return sent(await self.off_loop(lambda: self.assets.load(name)), request)
 
     # --- who looks ---------------------------------------------------------------------------------------------------
 
     async def session(self, request: web.Request) -> web.Response:
-        """Who the visitor is."""
         visitor = self.door.visitor(request)
         role = visitor.role.value if visitor.role else None
         return answer({"role": role, "open": self.door.tokens is None, "csrf": visitor.csrf, "ui": self.many})
 
     async def login(self, request: web.Request) -> web.Response:
-        """Exchange a token for a cookie."""
         if not same_origin(request):
             raise Refusal("not_allowed", "this came from a page of another site", do="Use the form at /login.")
         response = to(request, "/")
@@ -201,22 +188,20 @@ class Site:
         return response
 
     async def logout(self, request: web.Request) -> web.Response:
-        """Forget who the visitor is."""
         response = to(request, "/login")
         self.door.log_out(request, response)
         return response
 
     async def step_in(self, request: web.Request) -> web.Response:
-        """Quarantine a worker, or readmit it."""
         if self.act is None:
             raise Refusal("not_found", "this run is not served here", do="Use the page of its server.")
         await self.act(request.match_info["what"], _number(request, "worker"))
         shown = (await self.watch(request)).shown
-        await shown.off_loop(lambda: shown.reading.refresh(least_s=0.0))  # whoever did it looks at it next
+        await shown.off_loop(lambda: shown.reading.refresh(least_s=0.0))  # the administrator looks at the result next
         return web.Response(status=204)
 
 
-def _json(request: web.Request, found: Answer) -> web.Response:
+def _json(request: web.Request, found: PackedJson) -> web.Response:
     return packed(request, found.body, found.packed, "application/json")
 
 

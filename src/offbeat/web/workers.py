@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from offbeat.errors import InvalidValue
+from offbeat.storage.fleet_fold import STATES, WorkerTotals
 from offbeat.web.asked import Query, choice, whole
-from offbeat.web.fleet import STATES, Worker
-from offbeat.web.reading import Reading
+from offbeat.web.run_reader import RunReader
 
 SIZE, SIZE_MAX = 50, 500
 PAGE_MAX = 1_000_000
 TEXT_MAX = 100
 
-SORTS: dict[str, Callable[[Worker], Any]] = {
+SORTS: dict[str, Callable[[WorkerTotals], Any]] = {
     "worker": lambda worker: worker.number,
     "name": lambda worker: worker.name.casefold(),
     "device": lambda worker: worker.device,
@@ -29,8 +29,8 @@ SORTS: dict[str, Callable[[Worker], Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which workers, and in which order."""
+class WorkerQuery:
+    """Which workers a page shows, and in which order."""
 
     sort: str = "worker"
     order: str = "asc"
@@ -55,9 +55,8 @@ class Wanted:
         )
 
 
-def workers(reading: Reading, wanted: Wanted) -> dict[str, Any]:
-    """One page of the workers that are wanted."""
-    everybody = reading.tally.fleet.workers.values()
+def workers(reading: RunReader, wanted: WorkerQuery) -> dict[str, Any]:
+    everybody = reading.fleet.workers.values()
     found = [w for w in everybody if _has(w, wanted.text) and wanted.state in ("", w.state)]
     begin = (wanted.page - 1) * wanted.size
     return {
@@ -69,11 +68,11 @@ def workers(reading: Reading, wanted: Wanted) -> dict[str, Any]:
     }
 
 
-def _has(worker: Worker, text: str) -> bool:
+def _has(worker: WorkerTotals, text: str) -> bool:
     return not text or text.casefold() in worker.name.casefold() or text in (str(worker.number), str(worker.device))
 
 
-def _sorted(found: list[Worker], wanted: Wanted) -> list[Worker]:
+def _sorted(found: list[WorkerTotals], wanted: WorkerQuery) -> list[WorkerTotals]:
     """Those without a value come last, whatever the order; equal ones by number."""
     key = SORTS[wanted.sort]
     keyed = [(key(worker), worker) for worker in found]
@@ -83,7 +82,7 @@ def _sorted(found: list[Worker], wanted: Wanted) -> list[Worker]:
     return [worker for _, worker in known] + unknown
 
 
-def _row(worker: Worker) -> dict[str, Any]:
+def _row(worker: WorkerTotals) -> dict[str, Any]:
     return {
         "worker": worker.number,
         "name": worker.name,

@@ -10,16 +10,21 @@ import json
 import threading
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
-from typing import BinaryIO
 
 from offbeat.core.layout import Layout, Model
-from offbeat.errors import OffbeatError
-from offbeat.worker.api_answers import Acknowledgement, AskAnswer, Joined, LeasedTask, answer_of, read
+from offbeat.worker.api_answers import (
+    Acknowledgement,
+    AskAnswer,
+    Joined,
+    LeasedTask,
+    RequestRefused,
+    Unreachable,
+    answer_of,
+    read,
+)
 from offbeat.worker.download import PROGRESS, Patience, pull
 from offbeat.worker.http_client import HttpClient
 from offbeat.worker.outbox import Finished
-from offbeat.worker.request_errors import RequestRefused, Unreachable
 
 PROTOCOL = 1
 OFFSETS_MAX = 5
@@ -39,7 +44,6 @@ class Hello:
 
 
 def common_headers(token: str | None) -> dict[str, str]:
-    """Headers of every request."""
     ours = version("offbeat")
     known = {"Authorization": f"Bearer {token}"} if token else {}
     return {"User-Agent": f"offbeat/{ours}", "Offbeat-Protocol": str(PROTOCOL), "Offbeat-Version": ours, **known}
@@ -70,28 +74,14 @@ class ApiClient:
 
     @property
     def joined(self) -> Joined:
-        """What the server said when the worker joined."""
-        joined = self._membership.joined
-        if joined is None:
+        if self._membership.joined is None:
             raise AssertionError("join first")
-        return joined
+        return self._membership.joined
 
     @property
     def session(self) -> str:
         """The secret that the server gave; empty before the worker has joined."""
-        joined = self._membership.joined
-        return "" if joined is None else joined.session
-
-    def hurry(self, seconds: float) -> None:
-        """From now on, nothing takes longer than until then."""
-        self.http.hurry(seconds)
-
-    def abort(self) -> None:
-        """From another thread: end what is under way."""
-        self.http.abort()
-
-    def close(self) -> None:
-        self.http.close()
+        return self._membership.joined.session if self._membership.joined else ""
 
     # --- the worker --------------------------------------------------------------------------------------------------
 
@@ -135,13 +125,11 @@ class ApiClient:
             raise Unreachable(f"the server leased a task with model = {lease.model!r:.60}, which is no path of its own")
         return pull(self.http, lease.model, layout, patience)
 
-    def heartbeat(self, task: int, progress: float | None = None) -> None:
+    def heartbeat(self, task: int) -> None:
         """Say that the task is still being done: its lease is extended."""
-        body = None if progress is None else {"progress": min(max(progress, 0.0), 1.0)}
-        self.http.call("POST", f"/v1/tasks/{task}/heartbeat", body, self._session())
+        self.http.call("POST", f"/v1/tasks/{task}/heartbeat", headers=self._session())
 
     def hand_back(self, task: int) -> None:
-        """Say that this worker will not do the task."""
         self.http.call("DELETE", f"/v1/tasks/{task}", headers=self._session())
 
     def push(self, finished: Finished, *, resume: bool = False) -> Acknowledgement:
@@ -188,21 +176,12 @@ class ApiClient:
             "Offbeat-Encoding": "float32",
             "Offbeat-Metrics": metrics if len(metrics) <= METRICS_MAX else "{}",
         }
-        with _opened(finished.path, offset) as file:
+        with finished.opened(offset) as file:
             path = f"/v1/tasks/{finished.task}/update"
             return read(Acknowledgement, self.http.put(path, file, finished.size - offset, headers))
 
     def _session(self) -> dict[str, str]:
         return {"Offbeat-Session": self.session}
-
-
-def _opened(path: Path, offset: int) -> BinaryIO:
-    try:
-        file = path.open("rb")
-    except OSError as error:  # no fault of the connection, so no `Unreachable`
-        raise OffbeatError(f"cannot read the finished update {path}: {error.strerror}; make it readable") from error
-    file.seek(offset)
-    return file
 
 
 def _offset_after(refused: RequestRefused, finished: Finished) -> int:

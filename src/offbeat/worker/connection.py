@@ -134,9 +134,9 @@ class Connection:
 
     def read(self, most: int, until: float) -> bytes:
         """The whole body of the answer, which must not be longer than this."""
-        body = b""
-        while len(body) <= most and (count := self.fill(self._buffer, until)):
-            body += self._buffer[:count]
+        body, piece = b"", memoryview(bytearray(BUFFER))  # not the buffer that h11 is fed from meanwhile
+        while len(body) <= most and (count := self.fill(piece, until)):
+            body += piece[:count]
         if len(body) > most:
             raise ConnectionAbortedError("it never ends its answer")
         return body
@@ -158,7 +158,11 @@ class Connection:
             event = h11.NEED_DATA if self._straight else self._http.next_event()
             if event is h11.NEED_DATA and self._left is not None:
                 self._straight = True
-                return self._past_h11(view[: self._left], until)
+                count = self._receive(view[: self._left], until)
+                if not count:
+                    raise ConnectionResetError("it breaks off")
+                self._left -= count
+                return count
             if event is h11.NEED_DATA:
                 self._feed(until)
             elif isinstance(event, h11.Data):
@@ -170,17 +174,9 @@ class Connection:
         view[:count], self._came = self._came[:count], self._came[count:]
         return count
 
-    def _past_h11(self, view: memoryview, until: float) -> int:
-        count = self._receive(view, until)
-        if not count:
-            raise ConnectionResetError("it breaks off")
-        self._left = self._left and self._left - count
-        return count
-
     # --- the socket --------------------------------------------------------------------------------------------------
 
     def _feed(self, until: float) -> int:
-        """Let h11 have what comes next."""
         count = self._receive(self._buffer, until)
         self._http.receive_data(bytes(self._buffer[:count]))
         return count

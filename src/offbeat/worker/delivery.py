@@ -14,17 +14,14 @@ from typing import TypeVar
 from offbeat.core.layout import Model
 from offbeat.errors import OffbeatError
 from offbeat.task import Trained
-from offbeat.worker.api_answers import Acknowledgement, Joined
+from offbeat.worker.api_answers import Acknowledgement, Joined, RequestRefused
 from offbeat.worker.outbox import Finished, Journal, Outbox, OutboxFull
-from offbeat.worker.request_errors import RequestRefused
 from offbeat.worker.retrying import RetryingClient, Say
 
 T = TypeVar("T")
 
 
 class Delivery:
-    """Keeps and pushes the updates of one worker."""
-
     def __init__(self, outbox: Outbox, journal: Journal, server: RetryingClient, say: Say) -> None:
         self._outbox, self._journal, self._server, self._say = outbox, journal, server, say
         self.unsent: Finished | None = None
@@ -48,9 +45,7 @@ class Delivery:
         self.unsent = None
 
     def keep(self, run: str, task: int, model: Model, trained: Trained, download_s: float, train_s: float) -> Finished:
-        """Bring an update to the disk."""
-        facts = {**trained._asdict(), "download_s": download_s, "train_s": train_s}
-        self.unsent = self._written(lambda: self._outbox.keep(run, task, model, **facts))
+        self.unsent = self._written(lambda: self._outbox.keep(run, task, model, trained, download_s, train_s))
         return self.unsent
 
     def push(self, finished: Finished, *, resume: bool = False) -> None:
@@ -71,7 +66,7 @@ class Delivery:
         client, finished = self._server.client, self.unsent
         if finished is None or not client.session or self._server.outages.away:
             return
-        client.hurry(seconds)
+        client.http.hurry(seconds)
         with suppress(OffbeatError):
             answer = client.push(finished, resume=True)
             self._settled(finished, answer.outcome, _words(answer))

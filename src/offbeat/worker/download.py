@@ -14,8 +14,8 @@ import numpy as np
 from offbeat.core.layout import Layout, Model, aligned
 from offbeat.errors import OffbeatError
 from offbeat.wire import LENGTH_BYTES, BadPayload, Header, HeaderReader, check_fit, is_flat, tensors_of, unpack
+from offbeat.worker.api_answers import RequestRefused, Unreachable
 from offbeat.worker.http_client import HttpClient
-from offbeat.worker.request_errors import RequestRefused, Unreachable
 
 STARTS_MAX = 5
 """Times that a model is read from its beginning."""
@@ -42,8 +42,6 @@ def pull(http: HttpClient, path: str, layout: Layout, patience: Patience) -> Mod
 
 
 class Download:
-    """One file, from its first byte to its last."""
-
     def __init__(self, http: HttpClient, path: str, patience: Patience) -> None:
         self.at = self._begun_at = 0
         self._http, self._path, self._patience = http, path, patience

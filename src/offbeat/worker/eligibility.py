@@ -17,8 +17,7 @@ import subprocess
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from enum import Enum
-from typing import Any, Protocol
+from typing import IO, Any, cast
 
 from offbeat.errors import InvalidValue, MissingExtra
 
@@ -29,125 +28,95 @@ SAID_MAX, LINE_MAX = 4096, 200
 """Bytes that are read of a gate's output, and characters that are shown of its first line."""
 
 
-class Condition(Enum):
-    """What must hold before a device trains; the conditions that are quickly asked stand first."""
+POWER = {
+    True: None,
+    False: "the device runs on battery",
+    None: "the battery does not tell whether it is plugged in; leave plugged-in out, or ask with a gate",
+}
+"""What speaks against training, by whether the device is plugged in."""
+CONDITIONS = ("plugged-in", "unmetered", "idle")
+"""What may have to hold before a device trains; the conditions that are quickly asked stand first."""
 
-    PLUGGED_IN = "plugged-in"
-    UNMETERED = "unmetered"
-    IDLE = "idle"
 
+def conditions_of(text: str) -> frozenset[str]:
+    """Conditions from the text of `--only-when`.
 
-def conditions_of(text: str) -> frozenset[Condition]:
-    """Conditions by their names.
-
-    >>> sorted(condition.value for condition in conditions_of("idle, plugged-in"))
+    >>> sorted(conditions_of("idle, plugged-in"))
     ['idle', 'plugged-in']
     """
-    names = [name.strip() for name in text.split(",")] if text.strip() else []
-    allowed = {condition.value: condition for condition in Condition}
-    for name in names:
-        if name not in allowed:
-            listed = ", ".join(sorted(allowed))
-            raise InvalidValue(f"{name!r} is no condition; use some of {listed}, with commas between them")
-    return frozenset(allowed[name] for name in names)
-
-
-class Probe(Protocol):
-    """What a device knows about itself, as `System` does; every answer comes within seconds."""
-
-    def busy(self) -> float: ...
-    def plugged_in(self) -> bool | None: ...
-    def metered(self) -> bool: ...
+    names = frozenset(name.strip() for name in text.split(",")) if text.strip() else frozenset()
+    for name in names.difference(CONDITIONS):
+        listed = ", ".join(sorted(CONDITIONS))
+        raise InvalidValue(f"{name!r} is no condition; use some of {listed}, with commas between them")
+    return names
 
 
 class Eligibility:
     """May this device train now? Every call looks again."""
 
-    def __init__(
-        self,
-        conditions: Iterable[Condition] = (),
-        gate: str | None = None,
-        *,
-        probe: Probe | None = None,
-        busy_max: float = BUSY_MAX,
-        gate_s: float = GATE_S,
-    ) -> None:
-        """`gate` is a command without a shell; `probe` answers instead of the system."""
+    def __init__(self, conditions: Iterable[str] = (), gate: str | None = None) -> None:
+        """`gate` is a command without a shell. A missing psutil is an error now, not when the device is first asked."""
         self.conditions = frozenset(conditions)
         self.gate = None if gate is None else _split(gate)
-        self.busy_max, self.gate_s = busy_max, gate_s
-        self.probe: Probe = System(self.conditions) if probe is None else probe
+        if self.conditions - {"unmetered"}:
+            _psutil()
 
     def why_not(self) -> str | None:
         """None when the device is eligible, else the first reason against it, in one line. Blocks, within limits."""
-        for condition in Condition:
-            if condition in self.conditions and (reason := self._against(condition)):
+        for condition in CONDITIONS:
+            if condition in self.conditions and (reason := _against(condition)):
                 return reason
-        return None if self.gate is None else _refused(self.gate, self.gate_s)
-
-    def _against(self, condition: Condition) -> str | None:
-        try:
-            match condition:
-                case Condition.PLUGGED_IN:
-                    return _against_power(self.probe.plugged_in())
-                case Condition.UNMETERED:
-                    return "the network is metered" if self.probe.metered() else None
-                case Condition.IDLE:
-                    return _against_load(self.probe.busy(), self.busy_max)
-        except (OSError, RuntimeError) as error:
-            return f"cannot tell whether the device is {condition.value}: {error}; leave it out, or ask with a gate"
+        return None if self.gate is None else _refused(self.gate)
 
 
-def _against_power(plugged_in: bool | None) -> str | None:
-    if plugged_in is None:
-        return "the battery does not tell whether it is plugged in; leave plugged-in out, or ask with a gate"
-    return None if plugged_in else "the device runs on battery"
+def _against(condition: str) -> str | None:
+    try:
+        match condition:
+            case "plugged-in":
+                return POWER[plugged_in()]
+            case "unmetered":
+                return "the network is metered" if metered() else None
+            case _:
+                load = busy()
+                over = f"other processes use {load:.0f} % of the processors, above {BUSY_MAX:g} %"
+                return over if load > BUSY_MAX else None
+    except (OSError, RuntimeError) as error:
+        return f"cannot tell whether the device is {condition}: {error}; leave it out, or ask with a gate"
 
 
-def _against_load(busy: float, busy_max: float) -> str | None:
-    return f"other processes use {busy:.0f} % of the processors, above {busy_max:g} %" if busy > busy_max else None
+# --- the system; psutil answers everything but `metered` -------------------------------------------------------------
 
 
-# --- the system ------------------------------------------------------------------------------------------------------
+def busy() -> float:
+    """Percent of all processors that other processes use, measured over `MEASURE_S`."""
+    own, at = time.process_time(), time.perf_counter()
+    everyone = float(_psutil().cpu_percent(interval=MEASURE_S))
+    own, took = time.process_time() - own, time.perf_counter() - at
+    return max(0.0, everyone - 100.0 * own / took / (os.cpu_count() or 1))
 
 
-class System:
-    """The device that this runs on. psutil answers everything but `metered`."""
+def plugged_in() -> bool | None:
+    """On mains power, as is a device without a battery; None where the battery does not tell."""
+    ask = getattr(_psutil(), "sensors_battery", None)
+    try:
+        battery = ask() if ask else None
+    except FileNotFoundError:  # a container that shows no power supplies
+        battery = None
+    return True if battery is None else battery.power_plugged
 
-    def __init__(self, conditions: Iterable[Condition] = Condition, *, measure_s: float = MEASURE_S) -> None:
-        """A missing psutil is an error now, not when the device is first asked."""
-        self.measure_s = measure_s
-        if set(conditions) - {Condition.UNMETERED}:
-            _psutil()
 
-    def busy(self) -> float:
-        """Percent of all processors that other processes use, measured over `measure_s`."""
-        own, at = time.process_time(), time.perf_counter()
-        everyone = float(_psutil().cpu_percent(interval=self.measure_s))
-        own, took = time.process_time() - own, time.perf_counter() - at
-        return max(0.0, everyone - 100.0 * own / took / (os.cpu_count() or 1))
-
-    def plugged_in(self) -> bool | None:
-        """On mains power, as is a device without a battery; None where the battery does not tell."""
-        ask = getattr(_psutil(), "sensors_battery", None)
-        try:
-            battery = ask() if ask else None
-        except FileNotFoundError:  # a container that shows no power supplies
-            battery = None
-        return True if battery is None else battery.power_plugged
-
-    def metered(self) -> bool:
-        """Does some link cost by the byte, as NetworkManager says or guesses? False where it does not answer."""
-        nmcli = shutil.which("nmcli")
-        if nmcli is None:
-            return False
-        command = [nmcli, "-t", "-f", "GENERAL.METERED", "dev", "show"]
-        words = {**os.environ, "LC_ALL": "C"}  # otherwise "yes" is translated
-        try:
-            said = subprocess.run(command, capture_output=True, timeout=NMCLI_S, env=words, check=False)  # noqa: S603
-        except (OSError, subprocess.TimeoutExpired):
-            return False
-        return any(line.startswith(b"GENERAL.METERED:yes") for line in said.stdout.splitlines())
+def metered() -> bool:
+    """Does some link cost by the byte, as NetworkManager says or guesses? False where it does not answer."""
+    nmcli = shutil.which("nmcli")
+    if nmcli is None:
+        return False
+    command = [nmcli, "-t", "-f", "GENERAL.METERED", "dev", "show"]
+    words = {**os.environ, "LC_ALL": "C"}  # otherwise "yes" is translated
+    try:
+        said = subprocess.run(command, capture_output=True, timeout=NMCLI_S, env=words, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return any(line.startswith(b"GENERAL.METERED:yes") for line in said.stdout.splitlines())
 
 
 def _psutil() -> Any:
@@ -172,7 +141,7 @@ def _split(gate: str) -> list[str]:
     return command
 
 
-def _refused(command: list[str], limit_s: float) -> str | None:
+def _refused(command: list[str]) -> str | None:
     """Why the gate says no. Its output is read when it has ended, so it may print no more than a pipe holds."""
     try:
         process = subprocess.Popen(  # noqa: S603 (the owner of the device chose it; no shell)
@@ -185,9 +154,9 @@ def _refused(command: list[str], limit_s: float) -> str | None:
     except OSError as error:
         return f"the gate {command[0]} cannot be run: {error.strerror}"
     try:
-        status = process.wait(limit_s)
+        status = process.wait(GATE_S)
     except subprocess.TimeoutExpired:
-        return f"the gate {command[0]} took longer than {limit_s:g} s" + _first_line(process)
+        return f"the gate {command[0]} took longer than {GATE_S:g} s" + _first_line(process)
     else:
         return None if status == 0 else f"the gate {command[0]} said no (status {status})" + _first_line(process)
     finally:
@@ -196,13 +165,12 @@ def _refused(command: list[str], limit_s: float) -> str | None:
 
 def _first_line(process: subprocess.Popen[bytes]) -> str:
     """Without waiting: a process that the gate left behind may hold its output open."""
-    if process.stdout is None:
-        return ""
-    os.set_blocking(process.stdout.fileno(), False)
+    said, output = b"", cast(IO[bytes], process.stdout).fileno()
+    os.set_blocking(output, False)
     with suppress(BlockingIOError):
-        lines = os.read(process.stdout.fileno(), SAID_MAX).decode(errors="replace").split("\n")
-        return next((f": {line.strip()[:LINE_MAX]}" for line in lines if line.strip()), "")
-    return ""
+        said = os.read(output, SAID_MAX)
+    lines = said.decode(errors="replace").split("\n")
+    return next((f": {line.strip()[:LINE_MAX]}" for line in lines if line.strip()), "")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Self
 
 from offbeat.errors import OffbeatError
+from offbeat.worker.api_answers import RequestRefused, Unreachable
 from offbeat.worker.api_client import ApiClient, OtherRun
 from offbeat.worker.interrupts import STOP
-from offbeat.worker.request_errors import RequestRefused, Unreachable
 
 SHORTEST_S = 0.05
 END_S = 1.0
@@ -24,8 +24,6 @@ END_S = 1.0
 
 
 class Heartbeat:
-    """Beats for one worker, one task at a time."""
-
     def __init__(self, client: ApiClient, revoked: Callable[[int], None]) -> None:
         """`revoked` is told, on the heartbeat's thread, of a task whose update would be refused."""
         self._client, self._revoked = client, revoked
@@ -42,19 +40,13 @@ class Heartbeat:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._client.abort()
+        self._client.http.abort()
         self._thread.join(END_S)
 
-    def hold(self, task: int) -> None:
-        """Beat for this task from now on."""
+    def hold(self, task: int | None) -> None:
+        """Beat for this task from now on; for None, not at all."""
         with self._changed:
             self._task = task
-            self._changed.notify()
-
-    def rest(self) -> None:
-        """Beat no more, until there is a task."""
-        with self._changed:
-            self._task = None
             self._changed.notify()
 
     # --- on the thread -----------------------------------------------------------------------------------------------
@@ -65,51 +57,44 @@ class Heartbeat:
             while (task := self._due()) is not None:
                 self._beat(task)
         finally:
-            self._client.close()
+            self._client.http.close()
 
     def _due(self) -> int | None:
         """The task that was held for one interval; None at the end."""
         with self._changed:
             while not self._closed:
-                self._changed.wait_for(lambda: self._closed or self._task is not None)
                 task = self._task
-                if not self._changed.wait_for(partial(self._over, task), self._every_s()):
+                every_s = None if task is None else max(SHORTEST_S, self._client.joined.heartbeat_s)
+                if not self._changed.wait_for(partial(self._over, task), every_s):
                     return task
         return None
 
     def _over(self, task: int | None) -> bool:
         return self._closed or self._task != task
 
-    def _every_s(self) -> float | None:
-        return max(SHORTEST_S, self._client.joined.heartbeat_s) if self._task is not None else None
-
     def _beat(self, task: int) -> None:
         session = self._client.joined.session
         try:
             self._client.heartbeat(task)
         except RequestRefused as refused:
-            self._answered_no(task, refused, session)
+            if refused.error == "unknown_session":
+                self._join_again(task, session)
+            elif refused.status in (403, 404, 410):
+                self._let_go(task, revoked=refused.error == "revoked")
         except OffbeatError:
             pass  # the next beat may get through
-
-    def _answered_no(self, task: int, refused: RequestRefused, session: str) -> None:
-        if refused.error == "unknown_session":
-            self._join_again(task, session)
-        elif refused.status in (403, 404, 410):
-            self._let_go(task)
-            if refused.error == "revoked":
-                self._revoked(task)
 
     def _join_again(self, task: int, session: str) -> None:
         try:
             self._client.rejoin(session, holding=task)
         except OtherRun:
-            self._let_go(task)
-            self._revoked(task)
+            self._let_go(task, revoked=True)
         except (RequestRefused, Unreachable):
             pass  # the worker itself finds out when it pushes
 
-    def _let_go(self, task: int) -> None:
+    def _let_go(self, task: int, *, revoked: bool) -> None:
         with self._changed:
             if self._task == task:
                 self._task = None
+        if revoked:
+            self._revoked(task)

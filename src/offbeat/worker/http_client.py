@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 import h11
 
 from offbeat.errors import OffbeatError
+from offbeat.worker.api_answers import RequestRefused, Unreachable, object_of, reason, refusal, shown
 from offbeat.worker.connection import Connection
-from offbeat.worker.request_errors import RequestRefused, Unreachable, object_of, reason, refusal, shown
 from offbeat.worker.settings import Address, Timeouts
 
 PIECE = 1 << 20

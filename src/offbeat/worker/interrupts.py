@@ -12,15 +12,14 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 STOP = (signal.SIGINT, signal.SIGTERM)
 WAKE = signal.SIGUSR1
 """With this the heartbeat's thread interrupts the main thread, whatever that is doing."""
 
 
-class StopRequested(BaseException):
+class WorkerStopped(BaseException):
     """The worker is to stop."""
 
 
@@ -42,10 +41,8 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.getsignal(number) for number in (*STOP, WAKE)}
-            for number in STOP:
-                signal.signal(number, self._on_stop)
-            signal.signal(WAKE, self._on_wake)
+            handlers = {**dict.fromkeys(STOP, self._on_stop), WAKE: lambda *_: self._raise_if_due()}
+            self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -63,24 +60,20 @@ class Interrupts:
     def revoke(self, task: int) -> None:
         """From another thread: this task is not wanted any more."""
         self._revoked = task
-        main = threading.main_thread().ident
-        if self._before and main is not None:
-            signal.pthread_kill(main, WAKE)
+        if self._before:
+            signal.pthread_kill(cast(int, threading.main_thread().ident), WAKE)
 
-    def _on_stop(self, number: int, _frame: FrameType | None) -> None:
+    def _on_stop(self, number: int, _frame: object) -> None:
         if self.asked:
             os._exit(128 + number)
         self.asked = True  # not the event: the main thread may hold its lock at this moment
-        self._raise_if_due()
-
-    def _on_wake(self, _number: int, _frame: FrameType | None) -> None:
         self._raise_if_due()
 
     # --- to be interrupted -------------------------------------------------------------------------------------------
 
     @contextmanager
     def allowed(self, task: int | None = None) -> Iterator[None]:
-        """Here `StopRequested` may be raised and, while `task` is done, `Revoked`; inner blocks have the same task."""
+        """Here `WorkerStopped` may be raised and, while `task` is done, `Revoked`; inner blocks have the same task."""
         before = self._task, self._open
         self._task, self._open = self._task if task is None else task, True
         try:
@@ -93,10 +86,10 @@ class Interrupts:
         """Do nothing for this long, unless interrupted."""
         with self.allowed():
             if self._stopped.wait(seconds):
-                raise StopRequested
+                raise WorkerStopped
 
     def _raise_if_due(self) -> None:
         revoked = self._task is not None and self._task == self._revoked
         if self._open and (self.asked or revoked):
             self._open = False  # once is enough: what cleans up is not interrupted again
-            raise StopRequested if self.asked else Revoked
+            raise WorkerStopped if self.asked else Revoked

@@ -6,7 +6,6 @@ Rules kept here:
 - Told to stop, it stops at once: the task is handed back or, where the update is finished, pushed if that is quick.
 """
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import isfinite
@@ -16,16 +15,14 @@ from typing import Any
 from offbeat.core.layout import Layout, Model
 from offbeat.errors import InvalidValue, LayoutMismatch, OffbeatError
 from offbeat.task import Task, Trained, Work, start
-from offbeat.worker.api_answers import Joined, LeasedTask
+from offbeat.worker.api_answers import Joined, LeasedTask, RequestRefused
 from offbeat.worker.api_client import ApiClient, OtherRun
-from offbeat.worker.backoff import Backoff
 from offbeat.worker.delivery import Delivery
 from offbeat.worker.eligibility import Eligibility
 from offbeat.worker.heartbeat import Heartbeat
-from offbeat.worker.interrupts import Interrupts, Revoked, StopRequested
+from offbeat.worker.interrupts import Interrupts, Revoked, WorkerStopped
 from offbeat.worker.outbox import Journal, Outbox
-from offbeat.worker.request_errors import RequestRefused
-from offbeat.worker.retrying import RetryingClient, Say
+from offbeat.worker.retrying import Backoff, RetryingClient, Say
 from offbeat.worker.settings import WorkerSettings
 
 SOON_S = 0.2
@@ -39,8 +36,6 @@ class GaveUp(OffbeatError):
 
 
 class Worker:
-    """Works for one device."""
-
     def __init__(
         self,
         client: ApiClient,
@@ -50,7 +45,7 @@ class Worker:
         *,
         eligibility: Eligibility | None = None,
         journal: Journal | None = None,
-        backoff: Callable[[], Backoff] = lambda: Backoff(rng=random.Random()),  # noqa: S311 (jitter)
+        backoff: Callable[[], Backoff] = Backoff,
         interrupts: Interrupts | None = None,
         say: Say = lambda _line: None,
         describe: Callable[[Exception], str] = str,
@@ -71,13 +66,13 @@ class Worker:
             try:
                 self._work()
                 self._server.goodbye()
-            except StopRequested:
+            except WorkerStopped:
                 self._stop()
             except OffbeatError:
                 self._server.goodbye(handing_back=self._delivery.unsent is None)
                 raise
             finally:
-                self._server.client.close()
+                self._server.client.http.close()
 
     def _work(self) -> None:
         while True:
@@ -90,7 +85,6 @@ class Worker:
                 self.say("the server has another run now")
 
     def _work_for(self, joined: Joined) -> None:
-        """Work for one run, to its end."""
         with self._holding(self._server.task):
             self._delivery.push_held(joined)
         if joined.state == "finished":
@@ -105,13 +99,12 @@ class Worker:
     def _holding(self, task: int | None) -> Iterator[None]:
         """The heart beats for a task; a worker that is stopped meanwhile still knows which it was."""
         self._server.task = task
-        if task is not None:
-            self._heartbeat.hold(task)
+        self._heartbeat.hold(task)
         try:
             yield
             self._server.task = None
         finally:
-            self._heartbeat.rest()
+            self._heartbeat.hold(None)
 
     def _loaded(self, joined: Joined) -> tuple[Task, Layout]:
         try:
@@ -150,15 +143,15 @@ class Worker:
 
     def _until_eligible(self) -> None:
         told = None
-        while (reason := self._why_not()) is not None:
+        while True:
+            with self.interrupts.allowed():
+                reason = self._eligibility.why_not()
+            if reason is None:
+                return
             if reason != told:
                 told = reason
                 self.say(f"not now: {reason}")
             self.interrupts.wait(self.settings.eligible_every_s)
-
-    def _why_not(self) -> str | None:
-        with self.interrupts.allowed():
-            return self._eligibility.why_not()
 
     # --- working -----------------------------------------------------------------------------------------------------
 

@@ -17,18 +17,17 @@ import re
 import secrets
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.storage.aside import cannot_write
-from offbeat.storage.disk import Bytes, Disk
+from offbeat.storage.disk import Bytes, Disk, cannot_write
 from offbeat.storage.json_file import plain
 from offbeat.storage.lock import Lock
+from offbeat.task import Trained
 from offbeat.wire import body_of, header_of
 
 LOCK, IDENTITY = "worker.lock", "worker.json"
@@ -68,8 +67,15 @@ class Finished:
 
     @property
     def record(self) -> Path:
-        """The file with these facts."""
         return self.path.with_suffix(RECORD)
+
+    def opened(self, offset: int) -> BinaryIO:
+        try:
+            file = self.path.open("rb")
+        except OSError as error:
+            raise _cannot_read(self.path, error) from error
+        file.seek(offset)
+        return file
 
 
 class Outbox:
@@ -82,46 +88,28 @@ class Outbox:
         """Damaged files that were found, one line each, for the log."""
         with _writing(folder):
             _make(folder, self.disk)
-        self._lock: Lock | None = _taken(folder)
-        try:
-            self._name = self._called(name)
-        except BaseException:
-            self.close()
-            raise
-
-    def name(self) -> str:
-        """The worker's name, today and after a restart."""
-        return self._name
+        with ExitStack() as held:
+            held.callback(_taken(folder).release)
+            self.name = self._called(name)
+            """The worker's name, today and after a restart."""
+            self._held = held.pop_all()
 
     def close(self) -> None:
-        """Release the folder for another worker."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self._held.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- updates -----------------------------------------------------------------------------------------------------
 
     def keep(
-        self,
-        run: str,
-        task: int,
-        model: Model,
-        *,
-        samples: int,
-        gradients: int,
-        metrics: Mapping[str, float],
-        download_s: float = 0.0,
-        train_s: float = 0.0,
+        self, run: str, task: int, model: Model, trained: Trained, download_s: float = 0.0, train_s: float = 0.0
     ) -> Finished:
         """Bring an update to the disk, where it stays until it is dropped or a newer one is kept."""
         path = self._vector(run, task)
-        numbers = _numbers(metrics)
         before = self._records()
         if path in before:  # the same task again: a record must never stand beside another vector
             self.drop(before.pop(path)[1])
@@ -129,9 +117,11 @@ class Outbox:
         try:
             with _writing(path):
                 digest, size = self._write(path, model)
-                told = (digest, size, int(samples), int(gradients), numbers, model.layout.fingerprint)
-                finished = Finished(path, run, int(task), *told, download_s, train_s)
-                self.disk.write_whole(finished.record, [_told(order, finished)])
+                facts = (digest, size, *trained, model.layout.fingerprint, download_s, train_s)
+                finished = Finished(path, run, task, *facts)
+                record = plain({"order": order, **asdict(finished)})
+                del record["path"]
+                self.disk.write_whole(finished.record, [json.dumps(record, allow_nan=False).encode()])
         except BaseException:
             self._forget(path)
             raise
@@ -157,18 +147,12 @@ class Outbox:
             self._remove(finished.path)
 
     def _write(self, path: Path, model: Model) -> tuple[str, int]:
-        digest, size = hashlib.sha256(), 0
-        whole: tuple[Bytes, ...] = (header_of(model.layout), *body_of(model))
-
-        def parts() -> Iterator[Bytes]:
-            nonlocal size
-            for part in whole:
-                digest.update(part)
-                size += len(part)
-                yield part
-
-        self.disk.write_whole(path, parts())
-        return digest.hexdigest(), size
+        digest = hashlib.sha256()
+        parts: tuple[Bytes, ...] = (header_of(model.layout), *body_of(model))
+        for part in parts:
+            digest.update(part)
+        self.disk.write_whole(path, parts)
+        return digest.hexdigest(), sum(len(part) for part in parts)
 
     def _remove(self, vector: Path) -> None:
         """The record is gone from the disk before the vector goes: at no moment does a record lack its vector."""
@@ -262,21 +246,18 @@ class Journal:
     def __init__(self, path: Path | None, disk: Disk | None = None) -> None:
         """Half a line at the end, which a power cut leaves, is cut off."""
         self.path, self.disk = path, disk or Disk()
-        self._lock: Lock | None = None
+        self._held = ExitStack()
         if path is None:
             return
-        with _writing(path):
-            self._lock = Lock.take(path.with_name(f"{path.name}.lock"))
-            try:
-                if not path.exists():
-                    self.disk.create(path).close()
-                    self.disk.sync_folder(path.parent)
-                self._size = _whole_lines(path)
-                with self.disk.extend(path, self._size) as output:
-                    output.sync()
-            except BaseException:
-                self.close()
-                raise
+        with _writing(path), ExitStack() as held:
+            held.callback(Lock.take(path.with_name(f"{path.name}.lock")).release)
+            if not path.exists():
+                self.disk.create(path).close()
+                self.disk.sync_folder(path.parent)
+            self._size = _whole_lines(path)
+            with self.disk.extend(path, self._size) as output:
+                output.sync()
+            self._held = held.pop_all()
 
     def note(self, run: str, task: int, digest: str, outcome: str) -> None:
         """Add a line: when this returns it is on the disk."""
@@ -289,9 +270,7 @@ class Journal:
         self._size += len(line)
 
     def close(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self._held.close()
 
 
 def _whole_lines(path: Path) -> int:
@@ -331,18 +310,6 @@ def _read(path: Path) -> bytes:
 def _cannot_read(path: Path, error: OSError) -> OffbeatError:
     """The file may be whole, so it is not removed."""
     return OffbeatError(f"cannot read {path}: {error.strerror}; make it readable, remove it, or give another --dir")
-
-
-def _told(order: int, finished: Finished) -> bytes:
-    fields = {name: value for name, value in asdict(finished).items() if name != "path"}
-    return json.dumps(plain({"order": order, **fields}), allow_nan=False).encode()
-
-
-def _numbers(metrics: Mapping[str, float]) -> dict[str, float]:
-    try:
-        return {str(name): float(value) for name, value in metrics.items()}
-    except (TypeError, ValueError):
-        raise InvalidValue(f"the metrics of a training must be numbers, not {dict(metrics)!r}") from None
 
 
 def _make(folder: Path, disk: Disk) -> None:

@@ -1,6 +1,9 @@
 """Owns a worker's patience with its server: requests are repeated until they are answered, and lost sessions renewed.
 
 Rules kept here:
+- Full jitter: a worker waits for any time up to a ceiling that grows with every failure, so that a fleet which lost
+  its server together does not come back together. The wait that the server asks for (Retry-After) is a minimum, up to a
+  limit; the jitter comes on top of it.
 - A server that does not answer is waited for, without end; a refusal that waiting cannot change is raised.
 - An outage is told when it begins and when it is over, and not in between.
 - A worker that joins again says which task it holds, so that its lease stays.
@@ -9,14 +12,16 @@ Rules kept here:
 
 from collections.abc import Callable
 from contextlib import suppress
+from random import random
 from typing import TypeVar
 
 from offbeat.errors import OffbeatError
+from offbeat.worker.api_answers import RequestRefused, Unreachable
 from offbeat.worker.api_client import ApiClient
-from offbeat.worker.backoff import Backoff
 from offbeat.worker.interrupts import Interrupts
-from offbeat.worker.request_errors import RequestRefused, Unreachable
 
+ASKED_MAX_S = 3600.0
+"""A server that asks for more than this is asked again after this."""
 LEAVE_S, AWAY_S = 2.0, 1.0
 """How long handing back and saying goodbye may take; and how long where the server did not answer a moment ago."""
 REJOINS_MAX = 20
@@ -24,6 +29,32 @@ REJOINS_MAX = 20
 
 Say = Callable[[str], None]
 T = TypeVar("T")
+
+
+class Backoff:
+    """How long to wait after each failure in a row.
+
+    >>> from random import Random
+    >>> backoff = Backoff(first_s=0.5, longest_s=4.0, draw=Random(1).random)
+    >>> [round(backoff.next(), 2) for _ in range(6)]
+    [0.07, 0.85, 1.53, 1.02, 1.98, 1.8]
+    >>> round(backoff.next(at_least_s=30), 2)
+    32.61
+    """
+
+    def __init__(self, first_s: float = 0.5, longest_s: float = 60.0, draw: Callable[[], float] = random) -> None:
+        self.first_s, self.longest_s, self._draw = first_s, longest_s, draw
+        self._ceiling_s = first_s
+
+    def next(self, at_least_s: float = 0.0) -> float:
+        """Seconds to wait now; `at_least_s` is what the server asked for, and less than 0 counts as 0."""
+        wait_s = min(max(at_least_s, 0.0), ASKED_MAX_S) + self._ceiling_s * self._draw()
+        self._ceiling_s = min(self.longest_s, 2 * self._ceiling_s)
+        return wait_s
+
+    def reset(self) -> None:
+        """It worked: the next failure is the first one again."""
+        self._ceiling_s = self.first_s
 
 
 class Outages:
@@ -36,7 +67,6 @@ class Outages:
         """Was there no answer when the server was last tried?"""
 
     def wait(self, error: OffbeatError) -> None:
-        """Wait before another try."""
         refused = error if isinstance(error, RequestRefused) else None
         word = refused.error if refused else type(error).__name__
         self.away = isinstance(error, Unreachable) or word == ""  # a proxy answers for a server that is not there
@@ -47,7 +77,6 @@ class Outages:
         self._wait(self._backoff.next(at_least_s=(refused and refused.retry_after_s) or 0.0))
 
     def over(self) -> None:
-        """It works."""
         if self.away:
             self._say("the server answers again")
         self._told, self.away = None, False
@@ -66,7 +95,6 @@ class RetryingClient:
         self._rejoins = self._paused = 0
 
     def answered(self, call: Callable[[], T]) -> T:
-        """Call until the server answers."""
         while True:
             stale = self.client.session
             try:
@@ -75,19 +103,17 @@ class RetryingClient:
             except RequestRefused as refused:
                 if refused.error == "unknown_session":
                     self._join_again(stale)
-                elif refused.for_good or not (refused.temporary or self._from_a_proxy(refused)):
+                    continue
+                # one without a word of ours is a proxy's, which speaks for a server that we know and that is restarted
+                by_proxy = bool(stale) and not refused.error
+                if refused.for_good or not (refused.temporary or by_proxy):
                     raise
-                else:
-                    self.outages.wait(refused)
+                self.outages.wait(refused)
             except Unreachable as error:
                 self.outages.wait(error)
             else:
                 self.outages.over()
                 return answer
-
-    def _from_a_proxy(self, refused: RequestRefused) -> bool:
-        """Does something else speak for a server that we know, such as a proxy while the server is restarted?"""
-        return bool(self.client.session) and not refused.error
 
     def _join_again(self, stale: str) -> None:
         self._rejoins += 1
@@ -109,7 +135,6 @@ class RetryingClient:
         self._pauses.reset()
 
     def hand_back(self) -> None:
-        """Tell the server that the leased task will not be done."""
         task = self.task
         if task is not None:
             with suppress(RequestRefused):  # then it is not ours any more
@@ -120,7 +145,7 @@ class RetryingClient:
         """Leave, if that is quick."""
         if not self.client.session:
             return
-        self.client.hurry(AWAY_S if self.outages.away else LEAVE_S)
+        self.client.http.hurry(AWAY_S if self.outages.away else LEAVE_S)
         with suppress(OffbeatError):
             if handing_back and self.task is not None:
                 self.client.hand_back(self.task)

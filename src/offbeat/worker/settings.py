@@ -35,8 +35,6 @@ def _positive(name: str, seconds: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the server is."""
-
     host: str
     port: int
     tls: bool
@@ -52,7 +50,6 @@ class Address:
 
     @property
     def loopback(self) -> bool:
-        """Is the server on this machine?"""
         try:
             return ip_address(self.host).is_loopback
         except ValueError:
@@ -96,8 +93,6 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """Everything that can be set about a worker."""
-
     server: str
     token: str | None = field(default=None, repr=False)
     ca: Path | None = None

@@ -30,9 +30,6 @@ RAY_ENVIRONMENT = {
 }
 """For a Ray that is started here: it reports to nobody, its processes have ordinary priority, its parts have time to
 start, and the variables that hide GPUs stay as they are."""
-TASK_VARIABLE = "OFFBEAT_RAY_TASK"
-"""Set to the key of a task in the processes that train it. Ray never uses a process again under another environment, so
-every task has processes of its own."""
 OWN = "local"
 RUNNING = "auto"
 """Ray's words for a cluster of its own on this machine, and for the one that runs there already."""
@@ -81,12 +78,12 @@ class Cluster:
             )
         return found
 
-    def function(self, do: Callable[..., Any], task_key: str, gpus: float = 0.0) -> Any:
-        """A function that any node runs, in a process that is kept for this task."""
-        environment = {"env_vars": {**CHILD_ENVIRONMENT, TASK_VARIABLE: task_key}}
+    def function(self, do: Callable[..., Any], gpus: float = 0.0) -> Any:
+        """A function that any node runs, in a process that is kept for the next call."""
+        environment = {"env_vars": CHILD_ENVIRONMENT}
         # without max_calls=0, Ray would end a process with a GPU after every call
-        options = {"num_cpus": 1, "num_gpus": gpus, "max_retries": 0, "max_calls": 0, "runtime_env": environment}
-        return self._ray.remote(**options)(do)
+        options = {"num_cpus": 1, "num_gpus": gpus, "max_retries": 0, "max_calls": 0}
+        return self._ray.remote(**options, num_returns=2, runtime_env=environment)(do)
 
     def actor(self, kind: type, *arguments: Any) -> Any:
         """An actor on some node that has room."""
@@ -94,13 +91,17 @@ class Cluster:
         environment = {"env_vars": CHILD_ENVIRONMENT}
         return self._ray.remote(kind).options(**options, runtime_env=environment).remote(*arguments)
 
+    def method(self, actor: Any, name: str) -> Any:
+        """A method of an actor."""
+        return getattr(actor, name).options(num_returns=2)
+
     def put(self, value: Any) -> Any:
         """Put a value into the object store; it stays there as long as the reference is kept."""
         return self._ray.put(value)
 
     def call(self, remote: Any, *arguments: Any) -> RemoteCall:
         """Call a function, or a method of an actor; a reference arrives there as the value that was put."""
-        return RemoteCall(*remote.options(num_returns=2).remote(*arguments))
+        return RemoteCall(*remote.remote(*arguments))
 
     def ended(self, calls: Sequence[RemoteCall], wait_s: float) -> list[RemoteCall]:
         """The calls that are over, well or not; waits at most this long for the first."""

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 from offbeat.core.layout import Layout, Model
 from offbeat.errors import InvalidValue
-from offbeat.hosting.task_host import packed
+from offbeat.hosting.task_host import TaskHost, packed
 from offbeat.sim.executors import Job, Pending, PendingEvaluation
-from offbeat.sim.on_ray import on_node
 from offbeat.sim.on_ray.cluster import Cluster, installed
-from offbeat.sim.on_ray.on_node import TaskParcel
+from offbeat.sim.on_ray.on_node import TaskParcel, packages, train_many
 from offbeat.sim.on_ray.remote_jobs import RemoteJob, RemoteJobs
 from offbeat.sim.on_ray.task_files import travelling
 from offbeat.task import Task, Trained, Update, Work, evaluate
@@ -56,13 +55,13 @@ class Ray:
     def submit(self, x_tau: Model, work: Work) -> Job:
         """The next free process takes it."""
         job = Job(x_tau, work)
-        self._jobs[job] = self._remote_jobs(x_tau.layout).add(on_node.train, [x_tau], work)
+        self._jobs[job] = self._remote_jobs(x_tau.layout).add(TaskHost.train, [x_tau], work)
         return job
 
     def measure(self, x: Model) -> PendingEvaluation:
         """The next free process takes it."""
         evaluation = PendingEvaluation(x)
-        self._jobs[evaluation] = self._remote_jobs(x.layout).add(on_node.evaluate, [x])
+        self._jobs[evaluation] = self._remote_jobs(x.layout).add(TaskHost.evaluate, [x])
         return evaluation
 
     def finish(self, jobs: Sequence[Pending]) -> None:
@@ -95,7 +94,7 @@ class Ray:
         """The cluster is connected to when the first job comes."""
         if self._remote is None:
             self._cluster = self._connect(self._wishes.address)
-            parcel = TaskParcel(self._payload, layout, str(Path.cwd()), on_node.packages())
+            parcel = TaskParcel(self._payload, layout, str(Path.cwd()), packages())
             wishes = self._wishes
             self._remote = RemoteJobs(self._cluster, parcel, self.count, wishes.gpus, wishes.results_max)
         return self._remote
@@ -135,10 +134,8 @@ def _check(count: int | None, wishes: Wishes) -> None:
 
 
 def _together(remote: RemoteJobs, jobs: Sequence[tuple[Model, Work]]) -> RemoteJob:
-    """One job that trains all of these; each model is sent once, and the trainings name it by its number."""
-    models = {id(x_tau): x_tau for x_tau, _ in jobs}
-    numbers = {key: number for number, key in enumerate(models)}
-    return remote.add(on_node.train_many, [*models.values()], [(numbers[id(x_tau)], work) for x_tau, work in jobs])
+    models, works = zip(*jobs, strict=True)
+    return remote.add(train_many, models, works)
 
 
 def _own(layout: Layout, bare: Any) -> Model:

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from offbeat.errors import InvalidValue
-from offbeat.storage.aside import SUFFIX, cannot_write
+from offbeat.storage.disk import SUFFIX, cannot_write
 from offbeat.storage.json_file import read_json, write_json
 from offbeat.storage.lock import is_held
 from offbeat.storage.run_folder import LOCK, SUMMARY

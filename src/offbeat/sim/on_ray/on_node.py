@@ -1,6 +1,7 @@
-"""Owns the functions that nodes run: they train and evaluate, with a task that is made once per process.
+"""Owns the function that nodes run: it does something with a task that is made once per process.
 
 Rules kept here:
+- A process keeps one task, of the run that used it last.
 - An error is returned, not raised, so that one of the task's own code arrives as it was, with its traceback as a note.
 - A node whose packages differ from the driver's is refused: its bits might differ.
 """
@@ -8,15 +9,14 @@ Rules kept here:
 import os
 import pickle
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple, TypeVar
 
 from offbeat.core.layout import Array, Layout
 from offbeat.errors import OffbeatError
-from offbeat.hosting.task_host import Bare, Pushed, TaskHost
-from offbeat.task import Work
+from offbeat.hosting.task_host import Pushed, TaskHost
 
 PACKAGES = ("offbeat", "numpy", "torch")
 """The packages that decide the bits, beside the kind of CPU."""
@@ -41,7 +41,7 @@ _made: tuple[str, TaskHost] | None = None
 
 
 def _task(key: str, parcel: Array) -> TaskHost:
-    """The task of this process, which is made when it is first asked for."""
+    """The task that this process keeps; it is made where the process has none, or another one."""
     global _made
     if _made is None or _made[0] != key:
         sent: TaskParcel = pickle.loads(parcel.data)  # noqa: S301 (packed by the driver that this process belongs to)
@@ -53,30 +53,19 @@ def _task(key: str, parcel: Array) -> TaskHost:
     return _made[1]
 
 
-def prepare(key: str, parcel: Array) -> ErrorAnswer[None]:
-    """Make the task; its end tells that some node has room."""
-
-    def make() -> None:
-        _task(key, parcel)
-
-    return told(make)
+def do_on_node(do: Callable[..., Result], key: str, parcel: Array, *arguments: Any) -> ErrorAnswer[Result]:
+    """Do something with the task of this process."""
+    return told(lambda: do(_task(key, parcel), *arguments))
 
 
-def train(key: str, parcel: Array, work: Work, x_tau: Bare) -> ErrorAnswer[Pushed]:
-    """Train from x_tau."""
-    return told(lambda: _task(key, parcel).train(x_tau, work))
+def train_many(task: TaskHost, *arguments: Any) -> tuple[list[Pushed], int]:
+    """Train together; the arguments are the models, and a sequence of what is to be done from each."""
+    *models, works = arguments
+    return task.train_many([*zip(models, works, strict=True)])
 
 
-def train_many(
-    key: str, parcel: Array, jobs: Sequence[tuple[int, Work]], *versions: Bare
-) -> ErrorAnswer[tuple[list[Pushed], int]]:
-    """Train together; a job says by its number from which of the versions it starts."""
-    return told(lambda: _task(key, parcel).train_many([(versions[number], work) for number, work in jobs]))
-
-
-def evaluate(key: str, parcel: Array, x: Bare) -> ErrorAnswer[dict[str, float]]:
-    """Metrics of a global model."""
-    return told(lambda: _task(key, parcel).evaluate(x))
+def be_ready(task: TaskHost) -> None:
+    """Nothing more: that a process has made the task tells that some node has room."""
 
 
 def told(do: Callable[[], Result]) -> ErrorAnswer[Result]:

@@ -5,15 +5,14 @@ Rules kept here:
   others; one that is lost more than LOST_MAX times ends the run.
 - At most `results_max` jobs are begun and not yet asked for. The job that is asked for goes first. The last place is
   kept for it, so that it can always begin.
-- A model is put into the object store once, however many jobs start from it. It is freed when the last of them is
-  over. The newest stays, for the next job will start from it.
+- A model that is not small is put into the object store once, however many jobs start from it. It is freed when the
+  last of them is over. The newest stays, for the next job will start from it.
 """
 
 import hashlib
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,13 +22,16 @@ from offbeat.core.layout import Model
 from offbeat.errors import OffbeatError
 from offbeat.hosting.task_host import Bare
 from offbeat.sim.on_ray.cluster import Cluster, RemoteCall, RemoteCallLost, places_of
-from offbeat.sim.on_ray.on_node import TaskParcel, prepare
+from offbeat.sim.on_ray.on_node import TaskParcel, be_ready, do_on_node
 
 LOST_MAX = 5
 """How often one job may be lost."""
 ROOM_WAIT_S = 300.0
 """How long the first job may wait for a node that has room for it."""
 LISTEN_S = 1.0
+SMALL_BYTES_MAX = 64 * 1024
+"""A model up to this size travels with its job. Then Ray gives a process its next job without asking the scheduler of
+the node, which it asks for every object that a job needs."""
 AHEAD = 2
 """Jobs that are sent for each that can run, so that no process waits for its next."""
 
@@ -45,12 +47,12 @@ class StoredModel:
 
 @dataclass(eq=False, slots=True)
 class RemoteJob:
-    """One call of a function, on any node."""
+    """Something to be done with the task, on any node."""
 
     do: Callable[..., Any]
-    arguments: tuple[Any, ...] = ()
+    """A function of the task, the models and the other arguments."""
     models: list[StoredModel] = field(default_factory=list)
-    """What it starts from; its last arguments."""
+    arguments: tuple[Any, ...] = ()
     call: RemoteCall | None = None
     error: Exception | None = None
     answer: Any = None
@@ -71,7 +73,7 @@ class RemoteJobs:
         packed = pickle.dumps(parcel)
         self._key = hashlib.sha256(packed).hexdigest()
         self._parcel = cluster.put(np.frombuffer(packed, np.uint8))
-        self._function = cache(lambda do: cluster.function(do, self._key, gpus))
+        self._on_node = cluster.function(do_on_node, gpus)
         self.redone = 0
         self._stored: WeakValueDictionary[int, StoredModel] = WeakValueDictionary()
         self._newest: StoredModel | None = None
@@ -81,11 +83,11 @@ class RemoteJobs:
         """Sent, and not yet asked for."""
         self._asked_for: RemoteJob | None = None
         self._some_ended, self._silent_s = False, 0.0
-        self._begin(RemoteJob(prepare, is_dropped=True))  # when it is over, some node has room
+        self._begin(RemoteJob(be_ready, is_dropped=True))  # when it is over, some node has room
 
     def add(self, do: Callable[..., Any], models: Sequence[Model], *arguments: Any) -> RemoteJob:
         """A new job; it begins at once where there is room."""
-        job = RemoteJob(do, arguments, [self._keep(model) for model in models])
+        job = RemoteJob(do, [self._keep(model) for model in models], arguments)
         self._waiting[job] = None
         self._send()
         if self._waiting:
@@ -138,8 +140,8 @@ class RemoteJobs:
         return next(iter(self._waiting), None) if len(self._begun) < self._results_max - 1 else None
 
     def _begin(self, job: RemoteJob) -> None:
-        models = map(self._reference, job.models)
-        job.call = self._cluster.call(self._function(job.do), self._key, self._parcel, *job.arguments, *models)
+        models = [self._sendable(stored) for stored in job.models]
+        job.call = self._cluster.call(self._on_node, job.do, self._key, self._parcel, *models, *job.arguments)
         self._running[job.call] = job
         self._begun.add(job)
 
@@ -149,7 +151,10 @@ class RemoteJobs:
             self._newest = self._stored[id(model)] = stored = StoredModel(model)
         return stored
 
-    def _reference(self, stored: StoredModel) -> Any:
+    def _sendable(self, stored: StoredModel) -> Any:
+        """A small model itself, or the reference to one in the object store."""
+        if stored.model.vector.nbytes <= SMALL_BYTES_MAX:
+            return Bare.of(stored.model)
         if stored.reference is None:
             stored.reference = self._cluster.put(Bare.of(stored.model))
         return stored.reference

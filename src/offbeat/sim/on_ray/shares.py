@@ -107,7 +107,7 @@ class RemoteShares:
             self._fail(runs, str(error))
             return
         actor = self._cluster.actor(ShareActor, self._task, runs, begun, self._pictures, str(Path.cwd()))
-        self._running.append(RemoteShare(actor, runs, self._cluster.call(actor.hello)))
+        self._running.append(RemoteShare(actor, runs, self._cluster.call(self._cluster.method(actor, "hello"))))
 
     def _stop(self) -> None:
         """Shares that have begun send back their runs; the others have nothing to send."""
@@ -117,7 +117,7 @@ class RemoteShares:
                 self._cluster.end_actor(share.actor)
         self._running = [share for share in self._running if share.is_here]
         for share in self._running:
-            self._cluster.call(share.actor.stop)
+            self._cluster.call(self._cluster.method(share.actor, "stop"))
         while self._running:
             self._listen()
             self._waiting.clear()  # nothing of a share that is lost now is begun again
@@ -142,7 +142,7 @@ class RemoteShares:
             share.is_here, self._false_starts = True, 0
         elif self._take(share, answer):
             return
-        share.call = self._cluster.call(share.actor.news)
+        share.call = self._cluster.call(self._cluster.method(share.actor, "news"))
 
     def _take(self, share: RemoteShare, news: ShareNews) -> bool:
         """True where these were the last news of the share."""

@@ -92,8 +92,8 @@ function showStaleness(bins, { said, place }) {
 function showWeights(weights, curve, { said, place }) {
   if (!weights.length && !curve.length) return nothing({ said, place }, "No update has been mixed yet.");
   const most = Math.max(1, ...weights.map((weight) => weight.count));
-  const line = curve.length ? "The line is what the rule gives to each staleness; a" : "A";
-  fill(said, `${line} bubble is updates of one staleness and alpha_t, the larger the more.`);
+  const line = curve.length ? "The line is the weight that the rule gives to each staleness. " : "";
+  fill(said, `${line}A bubble is all updates of one staleness and alpha_t; a larger one is more updates.`);
   return draw(place, (inks) => ({
     label: `alpha_t against staleness, in ${count(weights.length, "bubble")}${ends(curve)}`,
     traces: [lineOf(curve, inks), bubblesOf(weights, most, inks)],

@@ -1,8 +1,8 @@
 """Owns the reading of one run's folder: it is looked at again at most about once a second, and only for what is new.
 
 Rules kept here:
-- Read-only, and nothing stays open: a run that ends can make its ledger one file, whoever looks.
-- One thread at a time, whichever that is: whoever uses a reading holds its `lock`.
+- Read-only, and nothing stays open: a run that ends can make its ledger one file, even while it is read.
+- One thread at a time uses a reader, and holds its `lock` meanwhile.
 - A run that goes on from an older moment, or another run in the same folder, is read anew from its beginning.
 """
 
@@ -16,23 +16,22 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.storage.fleet_fold import FleetFold
+from offbeat.storage.fold import RunFold
 from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import CHATTER, SCHEMA
 from offbeat.storage.run_folder import LEDGER, SETTINGS, SUMMARY, RunFolder, State
-from offbeat.web.feeds import FEEDS
-from offbeat.web.tally import Tally
 
 REFRESH_S = 1.0
 """A run is looked at again after this long at the earliest."""
-PAGE_ROWS = 5_000
 BUSY_S = 5.0
 
 Stamp = tuple[int, ...]
 """Tells a file's states apart."""
 
 
-class Reading:
-    """One run, as its folder tells it."""
+class RunReader:
+    """Reads one run from its folder, again and again."""
 
     def __init__(self, folder: Path, name: str = "", trouble: Callable[[], str | None] = lambda: None) -> None:
         """`trouble` is what a server knows to be wrong that is in no file: a full disk, for instance."""
@@ -42,18 +41,22 @@ class Reading:
         self._forget(None)
 
     def _forget(self, run: tuple[Any, ...] | None) -> None:
-        self.tally, self.sequence, self.at = Tally(), 0, 0.0
+        self._begin_fold(verbose=False)
+        self.sequence, self.at = 0, 0.0
         self._newest: tuple[Any, ...] = ()
         self._run = run
         self._moved_at: float | None = None
         self._settings: dict[str, Any] | None = None
         self._summary: tuple[Stamp | None, dict[str, Any] | None] = (None, None)
 
+    def _begin_fold(self, *, verbose: bool) -> None:
+        self.fleet = FleetFold(verbose=verbose)
+        self.fold = RunFold(self.fleet)
+
     # --- what others may ask, with the lock --------------------------------------------------------------------------
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the run was begun with."""
         if self._settings is None:
             self._settings = read_json(self.folder / SETTINGS)
         return self._settings
@@ -74,7 +77,7 @@ class Reading:
     @property
     def state(self) -> State:
         """Finished, running in some process, or neither."""
-        if self.tally.ended is not None:
+        if self.fold.ended is not None:
             return "finished"
         return RunFolder(self.folder, self.settings, lock=None, resumed=False).state
 
@@ -87,7 +90,7 @@ class Reading:
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def refresh(self, least_s: float = REFRESH_S) -> int:
-        """Take in what is new, unless somebody did so just now; the newest row's number."""
+        """Fold the rows that are new, unless that was done just now; gives the newest row's number."""
         with self.lock:
             if time.monotonic() - self._looked_at >= least_s:
                 self._refresh()
@@ -105,11 +108,11 @@ class Reading:
             newest = ledger.execute("SELECT sequence, at, kind FROM events ORDER BY sequence DESC LIMIT 1").fetchone()
             if run != self._run or not self._goes_on(ledger, newest):
                 self._forget(run)
-                self.tally = Tally(verbose=_meta(ledger, self.folder)["verbose"] == "1")
+                self._begin_fold(verbose=_meta(ledger, self.folder)["verbose"] == "1")
             if newest is None or newest == self._newest:
                 return
             try:
-                self._take(ledger, newest[0])
+                self.fold.read(lambda query, span: ledger.execute(query, span).fetchall(), self.sequence, newest[0])
             except BaseException:
                 self._forget(None)  # half of the rows are counted: begin anew the next time
                 raise
@@ -130,13 +133,6 @@ class Reading:
         ledger = stamp_of(self.folder / LEDGER)
         return ledger and ledger[2], stamp_of(self.folder / SETTINGS)
 
-    def _take(self, ledger: sqlite3.Connection, newest: int) -> None:
-        for feed in FEEDS:
-            cursor = ledger.execute(feed.query, (self.sequence, newest))
-            while rows := cursor.fetchmany(PAGE_ROWS):
-                feed.take(self.tally, rows)
-        self.tally.settle()
-
     def _last_write(self) -> float:
         """When the newest row was written, on this process' clock, as far as the files tell."""
         stamps = [stamp[0] for stamp in self.changed() if stamp is not None]
@@ -144,7 +140,7 @@ class Reading:
 
     @contextmanager
     def connected(self) -> Iterator[sqlite3.Connection]:
-        """The ledger, for a moment."""
+        """A connection to the ledger, closed at the end of the block."""
         path = self.folder / LEDGER
         if not path.is_file():
             raise InvalidValue(f"there is no ledger {path}; give the folder of a run")

@@ -1,11 +1,11 @@
-"""Owns the page of a run that is being served: the server's own application, its tokens, its word of every commit."""
+"""Owns the page of a run that is being served: the server's application, its tokens, its signal after a commit."""
 
 from typing import TYPE_CHECKING
 
 from offbeat.protocol.messages import WorkerBarred, WorkerReadmitted
 from offbeat.server.refusals import Refusal
 from offbeat.web.app import mount, mount_nothing
-from offbeat.web.reading import Reading
+from offbeat.web.run_reader import RunReader
 
 if TYPE_CHECKING:
     from offbeat.server.server import Server
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 BY_HAND = "an administrator said so"
 WITHOUT_TOKENS = Refusal(
     "not_allowed",
-    "the page is shown to nobody here: without tokens, whoever reaches this address could look and act",
+    "the page is not shown here: without tokens, anyone who reaches this address could look and act",
     do="Start the server with --access (see `offbeat init`), or look on its own machine: offbeat ui DIR.",
 )
 
@@ -33,7 +33,7 @@ def furnish(server: "Server") -> None:
         else:
             await context.tell(lambda at: WorkerBarred(at, worker, BY_HAND))
 
-    reading = Reading(server.options.folder, trouble=lambda: context.run.driver.trouble or context.trouble)
+    reading = RunReader(server.options.folder, trouble=lambda: context.run.driver.trouble or context.trouble)
     mount(
         server.app,
         reading,

@@ -1,9 +1,9 @@
-"""Owns who has logged in, in a file beside the tokens: a server that is started again knows its visitors.
+"""Owns login sessions, in a file beside the tokens: a server that is started again knows its visitors.
 
 Rules kept here:
 - The file holds no secret: a cookie is known by its digest, and so is the token that it was given for.
 - A session ends after a while, when its visitor logs out, or when there are too many: then the oldest go.
-- Where the file cannot be written or read, sessions last as long as the server: nobody is kept from looking.
+- Where the file cannot be written or read, sessions last as long as the server, and the page still works.
 """
 
 import hashlib
@@ -27,15 +27,15 @@ SESSIONS_MAX = 1000
 log = logging.getLogger("offbeat.web")
 
 
-class Session(NamedTuple):
-    """Somebody who has logged in."""
+class LoginSession(NamedTuple):
+    """A login, until it ends."""
 
     token: str
     """The digest of the token that they showed."""
     ends_at: float
 
 
-class Sessions:
+class LoginSessions:
     """Every session by the digest of its cookie."""
 
     def __init__(self, path: Path | None, now: Callable[[], float] = time.time) -> None:
@@ -45,32 +45,31 @@ class Sessions:
     def begin(self, token: str) -> str:
         """The cookie of a new session for the token of this digest."""
         secret = secrets.token_urlsafe(SECRET_BYTES)
-        self._known[_digest(secret)] = Session(token, self._now() + SESSION_S)
+        self._known[_digest(secret)] = LoginSession(token, self._now() + SESSION_S)
         self._known = dict(list(self._current().items())[-SESSIONS_MAX:])
         self._write()
         return secret
 
-    def find(self, secret: str) -> Session | None:
+    def find(self, secret: str) -> LoginSession | None:
         """By its digest: how long the search takes tells nothing about the secret."""
         session = self._known.get(_digest(secret))
         return session if session is not None and session.ends_at > self._now() else None
 
     def end(self, secret: str) -> None:
-        """Forget it."""
         if self._known.pop(_digest(secret), None) is not None:
             self._write()
 
-    def _current(self) -> dict[str, Session]:
+    def _current(self) -> dict[str, LoginSession]:
         return {cookie: session for cookie, session in self._known.items() if session.ends_at > self._now()}
 
-    def _read(self) -> dict[str, Session]:
+    def _read(self) -> dict[str, LoginSession]:
         if self.path is None or not self.path.exists():
             return {}
         try:
             found = read_json(self.path)["sessions"]
-            return {str(cookie): Session(str(token), float(ends_at)) for cookie, token, ends_at in found}
+            return {str(cookie): LoginSession(str(token), float(ends_at)) for cookie, token, ends_at in found}
         except (InvalidValue, KeyError, TypeError, ValueError) as error:
-            log.warning("everybody must log in again: %s is damaged (%s)", self.path, error)
+            log.warning("all visitors must log in again: %s is damaged (%s)", self.path, error)
             return {}
 
     def _write(self) -> None:
@@ -80,7 +79,7 @@ class Sessions:
         try:
             write_private(self.path, json.dumps({"sessions": rows}).encode())
         except OffbeatError as error:
-            log.warning("after a restart everybody must log in again: %s", error)
+            log.warning("sessions cannot be kept, so visitors must log in again after a restart: %s", error)
 
 
 def csrf_of(secret: str) -> str:

@@ -1,8 +1,8 @@
-"""Owns the word that a run has moved: one look for all who listen, and none where nobody does.
+"""Owns how browsers hear that a run has new rows: one look for all listeners, and none where there is no listener.
 
 Rules kept here:
-- Word comes after the new rows were counted, so whoever asks then sees them.
-- Who connects is told at once where the run stands, unless that is what it heard last: nothing is missed in between.
+- Listeners are told after the new rows were folded, so a request that follows sees them.
+- A new listener is told at once where the run stands, unless that is what it heard last: nothing is missed in between.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from time import monotonic
 from aiohttp import web
 
 from offbeat.errors import OffbeatError
-from offbeat.web.reading import REFRESH_S
+from offbeat.web.run_reader import REFRESH_S
 from offbeat.web.shown import Shown
 
 KEEP_ALIVE_S = 15.0
@@ -29,8 +29,8 @@ Committed = Callable[[], asyncio.Event]
 """An event that is set when the next rows are committed, and replaced then."""
 
 
-class Watch:
-    """Waits for a run to move, while somebody listens."""
+class RunWatch:
+    """Notices that a run has new rows, while anyone listens."""
 
     def __init__(self, shown: Shown, committed: Committed | None) -> None:
         """Without `committed`, the ledger's file is looked at now and then."""
@@ -52,25 +52,25 @@ class Watch:
         return None
 
     def begin(self) -> None:
-        """One more listens."""
+        """One more listener."""
         self.listeners += 1
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._live())
 
     def end(self) -> None:
-        """One fewer."""
+        """One listener fewer; the last one ends the watching."""
         self.listeners -= 1
         if not self.listeners and self._task is not None:
             self._task.cancel()
             self._task, self.where = None, (-1, 0)
 
     def stop(self) -> None:
-        """Nobody is told anything more: those who listen go."""
+        """The server stops: listeners are sent away."""
         self.stopping = True
         self._moved.set()
 
     async def ended(self) -> None:
-        """Until it looks no more."""
+        """Wait until the watching has ended."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -82,7 +82,7 @@ class Watch:
             try:
                 where = await self.shown.off_loop(self._look)
             except OffbeatError as error:  # it may be there again later
-                log.warning("a run cannot be watched now: %s", error)
+                log.warning("the page cannot read the run's ledger now and will try again: %s", error)
             else:
                 self._say(where)
             if committed is not None:
@@ -94,7 +94,7 @@ class Watch:
     def _look(self) -> tuple[int, int]:
         reading = self.shown.reading
         with reading.lock:
-            return reading.refresh(least_s=0.0), reading.tally.t
+            return reading.refresh(least_s=0.0), reading.fold.t
 
     def _say(self, where: tuple[int, int]) -> None:
         if where != self.where:
@@ -103,13 +103,13 @@ class Watch:
             self._moved = asyncio.Event()
 
 
-async def follow(request: web.Request, watch: Watch, may_go_on: Callable[[], bool]) -> web.StreamResponse:
+async def follow(request: web.Request, watch: RunWatch, may_go_on: Callable[[], bool]) -> web.StreamResponse:
     """Tell that the run has moved, until the listener goes, or may no longer listen."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     watch.begin()
     try:
         await response.prepare(request)
-        with suppress(ConnectionError):  # whoever listened has gone
+        with suppress(ConnectionError):  # the listener has gone
             await response.write(f"retry: {RETRY_MS}\n\n".encode())
             await _tell(response, watch, _heard(request), may_go_on)
     finally:
@@ -117,7 +117,7 @@ async def follow(request: web.Request, watch: Watch, may_go_on: Callable[[], boo
     return response
 
 
-async def _tell(response: web.StreamResponse, watch: Watch, heard: int, may_go_on: Callable[[], bool]) -> None:
+async def _tell(response: web.StreamResponse, watch: RunWatch, heard: int, may_go_on: Callable[[], bool]) -> None:
     while may_go_on():
         where = await watch.newer(heard, KEEP_ALIVE_S)
         if watch.stopping:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from offbeat.web.json_values import metrics_of, said
 from offbeat.web.overview import about, curve
-from offbeat.web.reading import Reading
-from offbeat.web.words import metrics_of, said
+from offbeat.web.run_reader import RunReader
 
 RUNS_MAX = 20
 POINTS_MAX = 2000
@@ -16,30 +16,30 @@ RESULTS = ("virtual_s", "wall_s", "ended")
 """What a summary knows besides."""
 
 
-def part(reading: Reading, runs: int) -> dict[str, Any]:
-    """What a comparison of so many runs needs of one of them."""
+def part(reading: RunReader, runs: int) -> dict[str, Any]:
+    """What a comparison of `runs` runs needs of one of them."""
     settings = {name: said(value) for name, value in reading.settings.items() if name not in NOT_COMPARED}
     return {
         "about": about(reading),
         "settings": settings,
         "results": results(reading),
-        "curve": curve(reading.tally, min(500, POINTS_MAX // runs)),
+        "curve": curve(reading.fold, min(500, POINTS_MAX // runs)),
     }
 
 
-def results(reading: Reading) -> dict[str, Any]:
-    """What came out, or has so far."""
-    tally, summary = reading.tally, reading.summary or {}
-    newest = metrics_of(tally.evaluations[-1].detail) if tally.evaluations else {}
+def results(reading: RunReader) -> dict[str, Any]:
+    """The results of a run, or how far it has come."""
+    fold, summary = reading.fold, reading.summary or {}
+    newest = metrics_of(fold.evaluations[-1].detail) if fold.evaluations else {}
     return {
         **newest,
-        "t": tally.t,
-        "applied": tally.applied,
-        "rejected": sum(tally.rejected.values()),
-        "gradients": tally.gradients,
+        "t": fold.t,
+        "applied": fold.applied,
+        "rejected": fold.rejected().total(),
+        "gradients": fold.gradients,
         "at_s": reading.at,
-        "staleness_mean": tally.staleness_mean,
-        "staleness_largest": max(tally.staleness, default=0),
+        "staleness_mean": fold.staleness_mean,
+        "staleness_largest": fold.staleness_largest,
         **{name: said(summary[name]) for name in RESULTS if name in summary},
     }
 

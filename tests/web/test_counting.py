@@ -12,8 +12,8 @@ from offbeat.protocol.messages import WorkerBarred, WorkerReadmitted
 from offbeat.sim.run import Simulation, StopRequested
 from offbeat.storage.json_file import write_json
 from offbeat.storage.ledger import Ledger
-from offbeat.web import asynchrony, overview, updates, workers
-from offbeat.web.reading import Reading
+from offbeat.web import asynchrony, overview, update_list, workers
+from offbeat.web.run_reader import RunReader
 from tests.simulation import faults
 from tests.web.looking import SOME, Told, rows_of, simulated
 
@@ -32,56 +32,56 @@ def led(seed: int, ledger: Ledger) -> Iterator[Coordinator]:
         yield new
 
 
-def everything(reading: Reading) -> dict[str, Any]:
+def everything(reading: RunReader) -> dict[str, Any]:
     """All that is said of a run."""
-    whom = workers.Wanted(size=500)
+    whom = workers.WorkerQuery(size=500)
     return {
         "overview": overview.overview(reading),
         "asynchrony": asynchrony.asynchrony(reading),
         "workers": workers.workers(reading, whom),
-        "updates": updates.updates(reading, updates.Wanted(size=500)),
+        "updates": update_list.updates(reading, update_list.UpdateQuery(size=500)),
     }
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_totals_are_the_coordinators(seed: int, tmp_path: Path) -> None:
     write_json(tmp_path / "settings.json", {"task": "pull", "rule": "?"})
-    reading = Reading(tmp_path)
+    reading = RunReader(tmp_path)
     with Ledger.create(tmp_path / "ledger.sqlite", verbose=True) as ledger:
         for number, c in enumerate(led(seed, ledger)):
             if number % EVERY == 0 or c.finished:
                 ledger.flush()
                 reading.refresh(0.0)
                 agree(reading, c)
-    whole = Reading(tmp_path)
+    whole = RunReader(tmp_path)
     whole.refresh()
     assert everything(whole) == everything(reading)
 
 
-def agree(reading: Reading, c: Coordinator) -> None:
+def agree(reading: RunReader, c: Coordinator) -> None:
     """The page says what the coordinator knows."""
-    tally = reading.tally
-    assert (tally.t, tally.applied, tally.duplicates) == (c.t, c.applied, c.judge.duplicates)
-    assert sum(tally.rejected.values()) == c.judge.decisions - c.applied
-    assert set(tally.open) == set(c.leases)
-    assert {number for number, worker in tally.fleet.workers.items() if worker.task} == {
+    fold, fleet = reading.fold, reading.fleet
+    assert (fold.t, fold.applied, fold.duplicates) == (c.t, c.applied, c.judge.duplicates)
+    assert fold.rejected().total() == c.judge.decisions - c.applied
+    assert set(fleet.open) == set(c.leases)
+    assert {number for number, worker in fleet.workers.items() if worker.task} == {
         lease.worker for lease in c.leases.values()
     }
     told = Told(rows_of(reading.folder))
     mixed = {row.decision for row in told.kind("mixed")}
     waiting = [row.t or 0 for row in told.applied if row.decision not in mixed]
-    assert tally.queued == sum(t > c.t for t in waiting)  # what is published is mixed, whenever word of it comes
-    assert tally.queued <= c.queued
-    assert (tally.ended is not None) == c.finished
+    assert fleet.queued == sum(t > c.t for t in waiting)  # what is published is mixed, whenever word of it comes
+    assert fleet.queued <= c.queued
+    assert (fold.ended is not None) == c.finished
     if c.t == c.t_decided or c.scheduler.group_deadline_s is None:  # else a group at its deadline may be on its way
-        assert tally.gradients == c.gradients
+        assert fold.gradients == c.gradients
         for device, mass in c.contribution.mass.items():
-            assert tally.fleet.of(device).mass == pytest.approx(mass)
+            assert fleet.of(device).mass == pytest.approx(mass)
 
 
 def test_quarantines_are_the_coordinators(tmp_path: Path) -> None:
     write_json(tmp_path / "settings.json", {"task": "pull"})
-    reading = Reading(tmp_path)
+    reading = RunReader(tmp_path)
     with Ledger.create(tmp_path / "ledger.sqlite") as ledger:
         for number, c in enumerate(led(1, ledger)):
             if number == 50:
@@ -92,7 +92,7 @@ def test_quarantines_are_the_coordinators(tmp_path: Path) -> None:
                 ledger.record(readmitted, c.handle(readmitted))
                 break
     reading.refresh()
-    found = workers.workers(reading, workers.Wanted(state="quarantined"))["workers"]
+    found = workers.workers(reading, workers.WorkerQuery(state="quarantined"))["workers"]
     assert [(worker["worker"], worker["why"]) for worker in found] == [(2, "because 2")]
     assert c.quarantined == {2: "because 2"}
 
@@ -101,17 +101,17 @@ def test_quarantines_are_the_coordinators(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_being_written_is_read_on_and_on(tmp_path: Path) -> None:
-    reading, seen = Reading(tmp_path / "run"), set()
+    reading, seen = RunReader(tmp_path / "run"), set()
 
     def look(simulation: Simulation) -> None:
         assert simulation.ledger is not None
         simulation.ledger.flush()
         reading.refresh(0.0)
-        seen.add(reading.tally.t)
-        assert (reading.tally.t, reading.tally.applied) == (simulation.coordinator.t, simulation.coordinator.applied)
+        seen.add(reading.fold.t)
+        assert (reading.fold.t, reading.fold.applied) == (simulation.coordinator.t, simulation.coordinator.applied)
 
     simulated_on(tmp_path / "run", look)
-    whole = Reading(tmp_path / "run")
+    whole = RunReader(tmp_path / "run")
     assert whole.refresh() == reading.refresh(0.0)
     assert everything(whole) == everything(reading)
     assert len(seen) > 20
@@ -122,7 +122,7 @@ def simulated_on(folder: Path, look: Any) -> None:
 
 
 def test_a_run_that_goes_back_to_its_checkpoint_is_read_anew(tmp_path: Path) -> None:
-    reading = Reading(tmp_path / "run")
+    reading = RunReader(tmp_path / "run")
     checkpointed: list[int] = []
 
     def stop(simulation: Simulation) -> None:
@@ -137,7 +137,7 @@ def test_a_run_that_goes_back_to_its_checkpoint_is_read_anew(tmp_path: Path) -> 
 
     with pytest.raises(OSError, match="goes down"):
         simulated_on(tmp_path / "run", stop)
-    assert reading.tally.t == 40
+    assert reading.fold.t == 40
     assert reading.state == "interrupted"
     shorter: list[int] = []
 
@@ -146,11 +146,11 @@ def test_a_run_that_goes_back_to_its_checkpoint_is_read_anew(tmp_path: Path) -> 
             assert simulation.ledger is not None
             simulation.ledger.flush()
             reading.refresh(0.0)
-            shorter.append(reading.tally.t)
+            shorter.append(reading.fold.t)
 
     simulated_on(tmp_path / "run", look)
     assert shorter[0] < 40
-    whole = Reading(tmp_path / "run")
+    whole = RunReader(tmp_path / "run")
     whole.refresh()
     reading.refresh(0.0)
     assert everything(whole) == everything(reading)
@@ -160,20 +160,20 @@ def test_a_run_that_goes_back_to_its_checkpoint_is_read_anew(tmp_path: Path) -> 
 def test_another_run_in_the_same_folder_is_read_anew(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     simulated(folder, epochs=10)
-    reading = Reading(folder)
+    reading = RunReader(folder)
     reading.refresh()
     shutil.rmtree(folder)
     simulated(folder, epochs=30, alpha=0.3)  # at the same moments as before, perhaps in a file of the same number
     reading.refresh(0.0)
-    assert {alpha_t for _, alpha_t in reading.tally.weights} == {row.new for row in Told(rows_of(folder)).applied}
-    assert reading.tally.t == 30
+    assert {alpha_t for _, alpha_t in reading.fold.weights} == {row.new for row in Told(rows_of(folder)).applied}
+    assert reading.fold.t == 30
     assert reading.settings["alpha"] == 0.3
     assert overview.overview(reading)["health"]["sentence"] == "finished: 30 epochs"
 
 
 def test_what_a_server_forgets_is_not_missed(tmp_path: Path) -> None:
     write_json(tmp_path / "settings.json", {"task": "pull"})
-    reading = Reading(tmp_path)
+    reading = RunReader(tmp_path)
     with Ledger.create(tmp_path / "ledger.sqlite", verbose=True) as ledger:
         for number, c in enumerate(led(2, ledger)):
             if number % 100 == 99:
@@ -182,14 +182,14 @@ def test_what_a_server_forgets_is_not_missed(tmp_path: Path) -> None:
                 while ledger.forget_chatter(ledger.newest() - 20):
                     pass
                 agree(reading, c)
-        before = reading.tally
+        before = reading.fold
         reading.refresh(0.0)
-        assert reading.tally is before  # it was not read anew
+        assert reading.fold is before  # it was not read anew
 
 
 def test_nothing_stays_open(tmp_path: Path) -> None:
     """Whoever looks must not keep a run from making its ledger one file."""
-    reading = Reading(tmp_path)
+    reading = RunReader(tmp_path)
     write_json(tmp_path / "settings.json", {"task": "pull"})
     with Ledger.create(tmp_path / "ledger.sqlite") as ledger:
         for _ in led(3, ledger):
@@ -202,18 +202,18 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
 
 def test_a_look_that_fails_counts_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     simulated(tmp_path / "run")
-    reading = Reading(tmp_path / "run")
-    monkeypatch.setattr("offbeat.web.tally.Tally.settle", lambda _self: 1 / 0)
+    reading = RunReader(tmp_path / "run")
+    monkeypatch.setattr("offbeat.storage.fleet_fold.FleetFold.settle", lambda _self, _t: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         reading.refresh(0.0)
     monkeypatch.undo()
     reading.refresh(0.0)
-    assert reading.tally.applied == len(Told(rows_of(tmp_path / "run")).applied)
+    assert reading.fold.applied == len(Told(rows_of(tmp_path / "run")).applied)
 
 
 def test_looks_are_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     simulated(tmp_path / "run")
-    reading, looks = Reading(tmp_path / "run"), []
+    reading, looks = RunReader(tmp_path / "run"), []
     monkeypatch.setattr(reading, "_refresh", lambda: looks.append(1))
     for _ in range(5):
         reading.refresh()
@@ -229,7 +229,7 @@ def test_stopping_a_run_leaves_it_interrupted(tmp_path: Path) -> None:
 
     with pytest.raises(StopRequested):
         simulated(tmp_path / "run", stop)
-    reading = Reading(tmp_path / "run")
+    reading = RunReader(tmp_path / "run")
     reading.refresh()
     found = overview.overview(reading)
     assert found["run"]["state"] == "interrupted"

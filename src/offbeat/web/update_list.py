@@ -16,8 +16,8 @@ import numpy as np
 from offbeat.protocol.messages import Outcome, Spent
 from offbeat.storage.rows import Row, read
 from offbeat.web.asked import Query, choice, whole
-from offbeat.web.reading import Reading
-from offbeat.web.words import said
+from offbeat.web.json_values import said
+from offbeat.web.run_reader import RunReader
 
 SIZE, SIZE_MAX = 100, 500
 NEWEST = 10**15 - 1
@@ -31,8 +31,8 @@ _ROWS = "SELECT * FROM events WHERE"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which updates."""
+class UpdateQuery:
+    """Which updates a page shows."""
 
     worker: str = ""
     outcome: str = ""
@@ -50,7 +50,7 @@ class Wanted:
         )
 
 
-def updates(reading: Reading, wanted: Wanted) -> dict[str, Any]:
+def updates(reading: RunReader, wanted: UpdateQuery) -> dict[str, Any]:
     """One page of updates, newest first."""
     with reading.connected() as ledger:
         found = _found(reading, ledger, wanted)
@@ -62,11 +62,11 @@ def updates(reading: Reading, wanted: Wanted) -> dict[str, Any]:
     }
 
 
-def _found(reading: Reading, ledger: sqlite3.Connection, wanted: Wanted) -> list[Row]:
-    """One more than a page, where there are more."""
+def _found(reading: RunReader, ledger: sqlite3.Connection, wanted: UpdateQuery) -> list[Row]:
+    """The rows of a page, and one more where there are more."""
     number = None
     if wanted.worker:
-        worker = reading.tally.fleet.find(wanted.worker)
+        worker = reading.fleet.find(wanted.worker)
         if worker is None:
             return []
         number = worker.number
@@ -79,14 +79,13 @@ def _found(reading: Reading, ledger: sqlite3.Connection, wanted: Wanted) -> list
     return [read(row) for row in ledger.execute(query, (kind, before, *values, wanted.size + 1))]
 
 
-def _sequences(reading: Reading, worker: int | None, outcome: str, before: int, most: int) -> list[int]:
+def _sequences(reading: RunReader, worker: int | None, outcome: str, before: int, most: int) -> list[int]:
     """The rows of the newest updates of a worker, with an outcome, or both."""
-    tally = reading.tally
-    of_outcome = tally.decided.get(outcome, ())
+    of_outcome = reading.fleet.decided.get(outcome, ())
     if worker is None:
         end = bisect_left(of_outcome, before)
         return list(of_outcome[max(0, end - most) : end])
-    mine = tally.fleet.of(worker).decided
+    mine = reading.fleet.of(worker).decided
     mine = mine[: bisect_left(mine, before)]
     if outcome:
         both = np.intersect1d(np.array(mine, np.int64), np.array(of_outcome, np.int64), assume_unique=True)
@@ -100,8 +99,8 @@ def _at(ledger: sqlite3.Connection, sequences: list[int]) -> list[Row]:
     return [read(row) for row in ledger.execute(query, sequences)]
 
 
-def _update(row: Row, reading: Reading) -> dict[str, Any]:
-    worker = reading.tally.fleet.of(row.worker or 0)
+def _update(row: Row, reading: RunReader) -> dict[str, Any]:
+    worker = reading.fleet.of(row.worker or 0)
     return {
         "sequence": row.sequence,
         "task": row.task,
@@ -115,7 +114,7 @@ def _update(row: Row, reading: Reading) -> dict[str, Any]:
         "outcome": row.outcome or row.kind,
         "leased_s": row.granted_at,
         "arrived_s": row.at,
-        "mixed_s": reading.tally.mixed_at(row.t) if row.keep is not None else None,
+        "mixed_s": reading.fold.mixed_at(row.t) if row.keep is not None else None,
         "samples": row.samples,
         "gradients": row.gradients,
     }
@@ -124,7 +123,7 @@ def _update(row: Row, reading: Reading) -> dict[str, Any]:
 # --- the story of a task ---------------------------------------------------------------------------------------------
 
 
-def story(reading: Reading, task: int) -> dict[str, Any]:
+def story(reading: RunReader, task: int) -> dict[str, Any]:
     """Everything that the ledger says about a task, in order; an empty story where that is nothing."""
     with reading.connected() as ledger:
         query = f"{_ROWS} task = ? ORDER BY sequence LIMIT ?"

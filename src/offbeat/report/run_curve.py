@@ -13,7 +13,7 @@ from math import nan
 import numpy as np
 import numpy.typing as npt
 
-from offbeat.sim.curve import Point
+from offbeat.sim.curve import CurvePoint
 
 Numbers = npt.NDArray[np.float64]
 DRAWN_MAX = 1e100
@@ -35,13 +35,13 @@ class Series:
 
 
 @dataclass(slots=True)
-class Curve:
+class RunCurve:
     """What a run's evaluations showed, in the order in which they came; not all need to have measured the same."""
 
     metrics: dict[str, Series] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, points: Sequence[Point]) -> "Curve":
+    def of(cls, points: Sequence[CurvePoint]) -> "RunCurve":
         """From the points of a simulated run."""
         curve = cls()
         for point in points:
@@ -49,7 +49,6 @@ class Curve:
         return curve
 
     def add(self, t: float, at: float, gradients: float, metrics: Mapping[str, float]) -> None:
-        """One more evaluation."""
         for name, value in metrics.items():
             series = self.metrics.setdefault(name, Series())
             series.t.append(t)
@@ -63,7 +62,6 @@ class Curve:
         return max((max(series.at) for series in self.metrics.values()), default=0.0)
 
     def last(self, metric: str) -> float | None:
-        """The newest value, whatever it is."""
         return self.metrics[metric].values[-1] if metric in self.metrics else None
 
     def along(self, axis: str, metric: str) -> tuple[Numbers, Numbers]:
@@ -76,7 +74,7 @@ class Curve:
 
 
 def thinned(x: Numbers, y: Numbers, most: int) -> tuple[Numbers, Numbers]:
-    """At most so many points: of each stretch the lowest and the highest, and both ends."""
+    """At most `most` points: of each stretch the lowest and the highest, and both ends."""
     if len(x) <= most:
         return x, y
     kept = sorted({0, len(x) - 1, *_extremes(y, max(1, (most - 2) // 2))})

@@ -24,7 +24,7 @@ class Ui:
         """`find` gives the folders of runs below a folder."""
         if host not in LOOPBACK:
             raise InvalidValue(
-                f"host is {host!r}, but these pages ask nobody for a token and are for this machine only: use "
+                f"host is {host!r}, but these pages need no token and are for this machine only: use "
                 f"{', '.join(LOOPBACK)}, and from elsewhere a tunnel: ssh -L 7744:localhost:7744 HOST"
             )
         list(find(folder))  # a folder that is not there is refused now
@@ -34,7 +34,6 @@ class Ui:
         self.stopped = asyncio.Event()
 
     async def open(self) -> None:
-        """Let browsers in."""
         self._runner = web.AppRunner(
             self.app, handle_signals=False, access_log=None, handler_cancellation=True, shutdown_timeout=CLOSE_S
         )
@@ -50,7 +49,6 @@ class Ui:
         self.url = f"http://{host}:{self._runner.addresses[0][1]}"
 
     async def close(self) -> None:
-        """Stop."""
         await self._runner.cleanup()
 
 
@@ -60,7 +58,7 @@ def serve(folder: Path, find: Find, *, host: str, port: int, ready: Callable[[Ui
     async def live() -> None:
         ui = Ui(folder, find, host=host, port=port)
         for number in (signal.SIGTERM, signal.SIGINT):
-            with suppress(ValueError, RuntimeError):  # not on the main thread: whoever started us stops us otherwise
+            with suppress(ValueError, RuntimeError):  # not on the main thread, which then stops us in another way
                 asyncio.get_running_loop().add_signal_handler(number, ui.stopped.set)
         await ui.open()
         ready(ui)

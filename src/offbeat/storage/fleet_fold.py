@@ -1,0 +1,265 @@
+"""Owns the part of the fold that knows workers and tasks: what every worker did, who works now, how the run moves.
+
+Rules kept here:
+- A task is in flight from its lease until it is decided on or released.
+- A worker's speed is the median of its newest tasks, from lease to arrival.
+- A page shows a few workers of thousands: what costs something is worked out when it is asked for.
+- Memory: about a kilobyte per worker, and a hundred bytes per update.
+"""
+
+import json
+from array import array
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, NamedTuple
+
+from offbeat.protocol.contribution import weights_in_version
+from offbeat.storage.fold import Rows, Taker, VersionUpdates
+
+RECENT_TASKS = 20_000
+"""Ended tasks that a timeline can be drawn of."""
+RATE_UPDATES = 100
+"""How many of the newest updates say how fast the run goes."""
+SPEED_TASKS = 101
+"""How many of a worker's newest tasks say how fast it is."""
+STATES = ("idle", "working", "away", "quarantined")
+RELEASED = "released"
+
+
+class EndedTask(NamedTuple):
+    """A task that is over: its update was decided on, or it was released before one came."""
+
+    task: int
+    worker: int
+    leased_at: float
+    ended_at: float
+    t: int | None
+    staleness: int | None
+    outcome: str
+
+
+@dataclass(slots=True)
+class WorkerTotals:
+    """One worker, as the ledger knows it."""
+
+    number: int
+    device: int
+    name: str
+    asks: bool
+    """Does the ledger say when it asks for a task?"""
+    tasks: int = 0
+    """Leases that it was given."""
+    applied: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    mass: float = 0.0
+    """The sum of what its updates weighed in their versions."""
+    seen_at: float = 0.0
+    here: bool = True
+    """It has joined and not left."""
+    asked: int = 0
+    """The row of its latest request for a task."""
+    answered: int = 0
+    """The row after which it no longer waits for one."""
+    task: int | None = None
+    """Of its open lease."""
+    why: str | None = None
+    """Why it is quarantined."""
+    decided: "array[int]" = field(default_factory=lambda: array("q"))
+    """The rows in which its updates were decided on."""
+    took: "array[float]" = field(default_factory=lambda: array("d"))
+    """Seconds from lease to arrival, of every update."""
+
+    @property
+    def seconds(self) -> float | None:
+        """How long its tasks take."""
+        return median(self.took[-SPEED_TASKS:]) if self.took else None
+
+    @property
+    def state(self) -> str:
+        """Where requests are not recorded, a worker that has joined and does not work waits for a task."""
+        if self.why is not None:
+            return "quarantined"
+        if self.task is not None:
+            return "working"
+        return "idle" if self.here and (self.asked > self.answered or not self.asks) else "away"
+
+    def refuse(self, outcome: str) -> None:
+        self.refused[outcome] = self.refused.get(outcome, 0) + 1
+
+    def seen(self, at: float) -> None:
+        self.seen_at = max(self.seen_at, at)
+
+    def joined(self, sequence: int, device: int, name: str) -> None:
+        self.device, self.name, self.here = device, name or self.name, True
+        self.answered = max(self.answered, sequence)
+
+
+class FleetFold:
+    """All workers that ever joined, and all tasks."""
+
+    def __init__(self, *, verbose: bool = False) -> None:
+        """A `verbose` ledger says who asked for a task, and when an update was mixed."""
+        self.verbose = verbose
+        self.workers: dict[int, WorkerTotals] = {}
+        self.open: dict[int, tuple[WorkerTotals, float]] = {}
+        """Tasks in flight: whose, and since when."""
+        self.leased_at, self.ended_at = array("d"), array("d")
+        """When the number of tasks in flight went up and down."""
+        self.recent: deque[tuple[Any, ...]] = deque(maxlen=RECENT_TASKS)
+        """What `EndedTask` holds, about in the order in which they ended."""
+        self.applied_at: deque[float] = deque(maxlen=RATE_UPDATES + 1)
+        self.decided: dict[str, array[int]] = {}
+        """The rows in which updates were decided on, by outcome."""
+        self._pending: dict[int, tuple[int, bool]] = {}
+        """Decisions on versions that are not published: which version, and does it end with this one?"""
+        self._version = VersionUpdates(self._weigh)
+
+    def takers(self) -> Mapping[str, Taker]:
+        return {
+            "workers": self._workers,
+            "leased": self._leased,
+            "released": self._released,
+            "decided": self._decided,
+            "mixed": self._mixed,
+            "heartbeat": self._heartbeat,
+            "asked": self._asked,
+        }
+
+    def settle(self, t: int) -> None:
+        """What is published is mixed."""
+        self._version.settle(t)
+        self._pending = {decision: kept for decision, kept in self._pending.items() if kept[0] > t}
+
+    # --- totals ------------------------------------------------------------------------------------------------------
+
+    @property
+    def queued(self) -> int:
+        """Updates decided on and not yet mixed; where mixings are not recorded, those before an unpublished version."""
+        known = self.verbose or any(publish for _, publish in self._pending.values())
+        return len(self._pending) if known else 0
+
+    def here(self) -> int:
+        """How many workers have joined and not left."""
+        return sum(worker.here for worker in self.workers.values())
+
+    def quarantined(self) -> int:
+        """How many of those that are here are quarantined."""
+        return sum(worker.here and worker.why is not None for worker in self.workers.values())
+
+    def of(self, number: int, device: int | None = None) -> WorkerTotals:
+        """The worker of this number, which is made where it is new."""
+        worker = self.workers.get(number)
+        if worker is None:
+            worker = WorkerTotals(number, number if device is None else device, f"worker {number}", self.verbose)
+            self.workers[number] = worker
+        return worker
+
+    def find(self, text: str) -> WorkerTotals | None:
+        """The worker of this number or, where there is none, of this name."""
+        if text.isascii() and text.isdecimal() and len(text) < 16 and int(text) in self.workers:
+            return self.workers[int(text)]
+        return next((worker for worker in self.workers.values() if worker.name == text), None)
+
+    # --- workers -----------------------------------------------------------------------------------------------------
+
+    def _workers(self, rows: Rows) -> None:
+        for sequence, at, kind, number, device, text in rows:
+            detail = json.loads(text) if text else {}
+            if kind == "fleet_joined":
+                self._fleet_joined(sequence, at, **detail)
+                continue
+            worker = self.of(number, device)
+            match kind:
+                case "joined":
+                    worker.joined(sequence, device, detail.get("name", ""))
+                case "left":
+                    worker.here, worker.answered = False, max(worker.answered, sequence)
+                case "quarantined":
+                    worker.why = detail.get("why", "")
+                    continue  # done to it: it was not seen
+                case "readmitted":
+                    worker.why = None
+                    continue
+                case "bad_update":
+                    worker.refuse(kind)
+            worker.seen(at)
+
+    def _fleet_joined(self, sequence: int, at: float, size: int, devices: int | None = None) -> None:
+        for number in range(size):
+            worker = self.of(number)
+            worker.joined(sequence, number % (devices or size), "")
+            worker.seen(at)
+
+    def _asked(self, rows: Rows) -> None:
+        for kind, number, sequence, at in rows:
+            worker = self.of(number)
+            if kind == "requested":
+                worker.asked = sequence
+                worker.seen(at)
+            else:  # no sign of life: a server that starts ends the requests of before
+                worker.answered = max(worker.answered, sequence)
+
+    def _heartbeat(self, rows: Rows) -> None:
+        for task, at in rows:
+            if task in self.open:
+                self.open[task][0].seen(at)
+
+    def _weigh(self, version: Sequence[tuple[int, float, float]]) -> None:
+        for number, weight in weights_in_version(version):
+            self.workers[number].mass += weight
+
+    # --- tasks -------------------------------------------------------------------------------------------------------
+
+    def _leased(self, rows: Rows) -> None:
+        of, open_, leased_at = self.of, self.open, self.leased_at
+        for sequence, at, task, number, device in rows:
+            worker = of(number, device)
+            worker.answered = sequence
+            if at > worker.seen_at:
+                worker.seen_at = at
+            if task not in open_:  # else it is the same lease, told again
+                open_[task] = (worker, at)
+                leased_at.append(at)
+                worker.tasks += 1
+                worker.task = task
+
+    def _released(self, rows: Rows) -> None:
+        """A late update may still be decided on."""
+        for at, task, number, granted_at, *_ in rows:
+            if task in self.open:
+                self._close(at, task)
+                self.recent.append((task, number, granted_at, at, None, None, RELEASED))
+
+    def _decided(self, rows: Rows) -> None:
+        of, close, recent, decided = self.of, self._close, self.recent, self.decided
+        for t, staleness, outcome, keep, new, publish, _, decision, _, number, sequence, at, task, granted_at in rows:
+            recent.append((task, number, granted_at, at, t, staleness, outcome))
+            worker = of(number)
+            worker.decided.append(sequence)
+            worker.took.append(at - granted_at)
+            if at > worker.seen_at:
+                worker.seen_at = at
+            close(at, task)
+            if outcome not in decided:
+                decided[outcome] = array("q")
+            decided[outcome].append(sequence)
+            if keep is None:
+                worker.refuse(outcome)
+                continue
+            worker.applied += 1
+            self.applied_at.append(at)
+            self._version.add(number, t, keep, new, publish=publish)
+            self._pending[decision] = (t, bool(publish))
+
+    def _mixed(self, rows: Rows) -> None:
+        for (decision,) in rows:
+            self._pending.pop(decision, None)
+
+    def _close(self, at: float, task: int) -> None:
+        held = self.open.pop(task, None)
+        if held is not None:
+            self.ended_at.append(at)
+            if held[0].task == task:
+                held[0].task = None

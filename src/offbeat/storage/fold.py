@@ -1,0 +1,311 @@
+"""Owns the one fold of the ledger: rows go in, the totals of a run come out, and whatever shows a run reads those.
+
+Rules kept here:
+- Rows come in the ledger's order, all at once or in pieces. Within a piece, rows of one feed come together, feed after
+  feed in the order of FEEDS; no total depends on more than that. So rows read back and rows just made count alike.
+- Of every kind only the columns that count are read. A row has 25 and most are empty: reading all takes three times as
+  long.
+- Totals mean what the coordinator means: `t` counts published versions, `gradients` those in versions decided on.
+- `RunFold` is cheap enough for every simulated task. Parts (`FoldPart`) count what only some readers show.
+- The state is counters, arrays and small dicts: 16 bytes per version, and a hundred per different weight.
+"""
+
+import json
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from operator import itemgetter
+from typing import Any, NamedTuple, Protocol, Self
+
+from offbeat.protocol.messages import AnswerPush, Evaluated, Finish, VersionPublished
+from offbeat.storage.ledger import CHATTER, Ledger
+from offbeat.storage.rows import COMMANDS, EVENTS, KINDS, NewRow, RowShape, row_maker
+
+SPAN_ROWS = 50_000
+"""Rows that one piece covers at most when a ledger is read."""
+WEIGHTS_MAX = 50_000
+"""Different weights that are kept apart; more are rounded."""
+ROUNDED_DIGITS = 2
+COUNTED = tuple(kind for kind in KINDS if kind not in CHATTER)
+"""Kinds whose rows are counted: a server forgets its chatter, so totals of that would not survive a restart."""
+
+Rows = Sequence[tuple[Any, ...]]
+Select = Callable[[str, tuple[int, int]], Rows]
+"""Runs a query with two parameters and gives all rows: `Ledger.select`, for instance."""
+
+
+class Feed(NamedTuple):
+    """Rows of some kinds, and the columns of them that are folded."""
+
+    kinds: tuple[str, ...]
+    columns: tuple[str, ...]
+    latest_per: tuple[str, ...] = ()
+    """Where only the latest row of each is wanted: by these columns."""
+
+    @property
+    def query(self) -> str:
+        """SQL for the rows after one and up to another."""
+        kinds = ", ".join(f"'{kind}'" for kind in self.kinds)
+        latest = [name if name in self.latest_per else f"max({name})" for name in self.columns]
+        columns = ", ".join(latest if self.latest_per else self.columns)
+        order = f"GROUP BY {', '.join(self.latest_per)}" if self.latest_per else "ORDER BY sequence"
+        return f"SELECT {columns} FROM events WHERE kind IN ({kinds}) AND sequence > ? AND sequence <= ? {order}"  # noqa: S608 (text of this file)
+
+
+def _feed(kinds: str, columns: str, latest_per: str = "") -> Feed:
+    return Feed(tuple(kinds.split()), tuple(columns.split()), tuple(latest_per.split()))
+
+
+FEEDS = {
+    "workers": _feed(
+        "fleet_joined joined left returned bad_update quarantined readmitted busy unknown not_yours repeated",
+        "sequence at kind worker device detail",
+    ),
+    "leased": _feed("leased", "sequence at task worker device"),
+    "released": _feed("released", "at task worker granted_at deadline detail"),
+    "published": _feed("published", "at t"),
+    "decided": _feed(
+        "decided",
+        "t staleness outcome keep new publish gradients decision device worker sequence at task granted_at",
+    ),
+    "mixed": _feed("mixed", "decision"),
+    "heartbeat": _feed("heartbeat", "task at", "task"),
+    "asked": _feed("requested request_ended", "kind worker sequence at", "kind worker"),
+    "evaluated": _feed("evaluated", "sequence at t detail"),
+    "lost": _feed("lost", "at task decision"),
+    "finished": _feed("finished", "detail"),
+}
+"""By name, in the order in which they are folded: a task's lease comes before its end."""
+_FEED_OF = {kind: name for name, feed in FEEDS.items() for kind in feed.kinds}
+_COUNTS = (
+    f"SELECT kind, count(*) FROM events WHERE kind IN ({', '.join(map(repr, COUNTED))}) "  # noqa: S608 (our names)
+    "AND sequence > ? AND sequence <= ? GROUP BY kind"
+)
+KEEP = FEEDS["decided"].columns.index("keep")
+"""Where a decision's coefficient is: None where the update was refused."""
+
+folded_rows = row_maker(
+    {event: EVENTS[event] for event in (VersionPublished, Evaluated)},
+    {command: COMMANDS[command] for command in (AnswerPush, Finish)},
+)
+"""Makes only the rows that `RunFold` reads columns of: a run that keeps no ledger needs no others."""
+
+Taker = Callable[[Rows], None]
+
+
+class FoldPart(Protocol):
+    """Counts more than `RunFold` does, from the same rows.
+
+    It may have a method `settle`, which hears after every piece how many versions are published.
+    """
+
+    def takers(self) -> Mapping[str, Taker]:
+        """Who takes the rows of which feed."""
+        ...
+
+
+class EvaluatedVersion(NamedTuple):
+    """A version that was evaluated; `detail` holds its metrics as the ledger stores them."""
+
+    sequence: int
+    at: float
+    t: int
+    detail: str
+
+
+class RunFold:
+    """The totals of one run."""
+
+    def __init__(self, *parts: FoldPart) -> None:
+        self.kinds: Counter[str] = Counter()
+        """Rows by kind."""
+        self.applied = 0
+        self.staleness: Counter[int] = Counter()
+        """Applied updates by their staleness."""
+        self.refused: Counter[tuple[str, int]] = Counter()
+        """Updates decided on and not applied, by outcome and staleness."""
+        self.weights: Counter[tuple[int, float]] = Counter()
+        """Applied updates by staleness and alpha_t."""
+        self.published_at = array("d", [0.0])
+        """When every version could be read; version 0 from the start."""
+        self.gradients_of = array("q", [0])
+        """Gradients in every version decided on."""
+        self.evaluations: list[EvaluatedVersion] = []
+        self.ended: str | None = None
+        """Why the run ended."""
+        self._gradients = 0
+        self._rounds = False
+        self._settle = [part.settle for part in parts if hasattr(part, "settle")]
+        self._takers = _takers(self._own_takers(), *(part.takers() for part in parts))
+
+    @classmethod
+    def of(cls, ledger: Ledger, *parts: FoldPart) -> Self:
+        """The totals of all rows that are written."""
+        fold = cls(*parts)
+        fold.read(ledger.select, 0, ledger.newest())
+        return fold
+
+    # --- totals ------------------------------------------------------------------------------------------------------
+
+    @property
+    def t(self) -> int:
+        """Versions published."""
+        return len(self.published_at) - 1
+
+    @property
+    def gradients(self) -> int:
+        """In the versions decided on."""
+        return self.gradients_of[-1]
+
+    @property
+    def duplicates(self) -> int:
+        """Updates that were pushed again after they had been answered."""
+        return self.kinds["repeated"]
+
+    @property
+    def staleness_mean(self) -> float:
+        """Of applied updates."""
+        return sum(u * count for u, count in self.staleness.items()) / self.applied if self.applied else 0.0
+
+    @property
+    def staleness_largest(self) -> int:
+        """Of applied updates."""
+        return max(self.staleness, default=0)
+
+    def rejected(self) -> Counter[str]:
+        """Updates decided on and not applied, by outcome."""
+        found: Counter[str] = Counter()
+        for (outcome, _), count in self.refused.items():
+            found[outcome] += count
+        return found
+
+    def mixed_at(self, t: int | None) -> float | None:
+        """When the version was published that an update went into."""
+        return self.published_at[t] if t is not None and t < len(self.published_at) else None
+
+    def gradients_in(self, t: int) -> int:
+        """The gradients in a version; in the newest one decided on where this one is not."""
+        return self.gradients_of[min(t, len(self.gradients_of) - 1)]
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def read(self, select: Select, after: int, until: int) -> None:
+        """Fold the rows of a ledger after one and up to another."""
+        for begin in range(after, until, SPAN_ROWS):
+            span = (begin, min(begin + SPAN_ROWS, until))
+            self.kinds.update(dict(select(_COUNTS, span)))
+            self._take({name: select(FEEDS[name].query, span) for name in self._takers})
+
+    def take(self, rows: Sequence[NewRow], last: int = 0) -> None:
+        """Fold rows as they were made; `last` is the sequence number of the last one, where a ledger gave it."""
+        for shape, count in Counter([row[0] for row in rows]).items():
+            if shape.kind not in CHATTER:
+                self.kinds[shape.kind] += count
+        piece: dict[str, list[tuple[Any, ...]]] = {name: [] for name in self._takers}
+        for sequence, (shape, values) in enumerate(rows, last - len(rows) + 1):
+            feed, picked = _picked(shape)
+            if feed in piece:
+                piece[feed].append(picked((*values, None, sequence, shape.kind)))
+        self._take(piece)
+
+    def _take(self, piece: Mapping[str, Rows]) -> None:
+        for name, takers in self._takers.items():
+            if piece[name]:
+                for take in takers:
+                    take(piece[name])
+        missing = self.t + 1 - len(self.gradients_of)
+        if missing > 0:  # a group whose deadline passed had no last update
+            self.gradients_of.extend([self._gradients] * missing)
+        for settle in self._settle:
+            settle(self.t)
+
+    def _own_takers(self) -> Mapping[str, Taker]:
+        return {
+            "published": self._published,
+            "decided": self._decided,
+            "evaluated": self._evaluated,
+            "finished": self._finished,
+        }
+
+    def _published(self, rows: Rows) -> None:
+        for at, t in rows:
+            missing = t + 1 - len(self.published_at)  # one pass of the updater may publish several as one
+            self.published_at.extend([at] * missing)
+
+    def _decided(self, rows: Rows) -> None:
+        applied = [row for row in rows if row[KEEP] is not None]
+        if len(applied) < len(rows):
+            self.refused.update([(row[2], row[1]) for row in rows if row[KEEP] is None])
+        self.applied += len(applied)
+        self.staleness.update(map(itemgetter(1), applied))
+        self._weigh(map(itemgetter(1, 4), applied))
+        gradients_of, total = self.gradients_of, self._gradients
+        for t, publish, gradients in map(itemgetter(0, 5, 6), applied):
+            while len(gradients_of) < t:  # a group whose deadline passed had no last update
+                gradients_of.append(total)
+            total += gradients
+            if publish:
+                gradients_of.append(total)
+        self._gradients = total
+
+    def _weigh(self, weights: Iterable[tuple[int, float]]) -> None:
+        self.weights.update(map(_rounded, weights) if self._rounds else weights)
+        if not self._rounds and len(self.weights) > WEIGHTS_MAX:
+            self._rounds, exact, self.weights = True, self.weights, Counter()
+            for weight, count in exact.items():
+                self.weights[_rounded(weight)] += count
+
+    def _evaluated(self, rows: Rows) -> None:
+        self.evaluations.extend(map(EvaluatedVersion._make, rows))
+
+    def _finished(self, rows: Rows) -> None:
+        self.ended = str(json.loads(rows[-1][0]).get("reason", ""))
+
+
+class VersionUpdates:
+    """Gathers the applied updates of a version until it is complete: under FedAvg a version has several."""
+
+    def __init__(self, complete: Callable[[Sequence[tuple[Any, float, float]]], None]) -> None:
+        """`complete` is given the updates of a version in the order of mixing, each as (update, keep, new)."""
+        self._complete = complete
+        self._t = 0
+        self._gathered: list[tuple[Any, float, float]] = []
+
+    def add(self, update: Any, t: int, keep: float, new: float, *, publish: bool) -> None:
+        """The next applied update; None is one that was lost and is in no version."""
+        if t != self._t:
+            self.settle(self._t)  # a group that went on with what had arrived
+        self._t = t
+        if update is not None:
+            self._gathered.append((update, keep, new))
+        if publish:
+            self.settle(t)
+
+    def settle(self, t: int) -> None:
+        """Version t is there, whether or not an update said that it was the last one."""
+        if self._gathered and self._t <= t:
+            self._complete(self._gathered)
+            self._gathered.clear()
+
+
+def _rounded(weight: tuple[int, float]) -> tuple[int, float]:
+    staleness, alpha_t = weight
+    return staleness, float(f"{alpha_t:.{ROUNDED_DIGITS}g}")
+
+
+def _takers(*some: Mapping[str, Taker]) -> dict[str, list[Taker]]:
+    return {name: takers for name in FEEDS if (takers := [one[name] for one in some if name in one])}
+
+
+@cache
+def _picked(shape: RowShape) -> tuple[str | None, Callable[[tuple[Any, ...]], tuple[Any, ...]]]:
+    """The feed of rows of this shape, and what takes its columns from (*values, None, sequence, kind)."""
+    name = _FEED_OF.get(shape.kind)
+    given = {column: index for index, column in enumerate(shape.columns)}
+    missing = len(given)
+    given |= {"sequence": missing + 1, "kind": missing + 2}
+    places = [given.get(column, missing) for column in FEEDS[name].columns] if name else []
+    if len(places) == 1:
+        return name, lambda values: (values[places[0]],)
+    return name, itemgetter(*places) if places else tuple
