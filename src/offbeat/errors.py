@@ -2,8 +2,7 @@
 
 OffbeatError                    everything that this package raises on purpose
 ├── InvalidValue                an argument or setting is out of range (also a ValueError)
-│   ├── LayoutMismatch          an update's names, shapes or dtypes are not the model's
-│   └── NotFinite               an update holds NaN or infinity
+│   └── LayoutMismatch          an update's names, shapes or dtypes are not the model's
 ├── worker.api_answers.RequestRefused  the server said no, and why
 ├── worker.api_answers.Unreachable     the server does not answer
 ├── worker.loop.GaveUp          too many trainings in a row failed
@@ -28,10 +27,6 @@ class InvalidValue(OffbeatError, ValueError):
 
 class LayoutMismatch(InvalidValue):
     """The names, shapes or dtypes of an update are not those of the model."""
-
-
-class NotFinite(InvalidValue):
-    """An update holds NaN or infinity."""
 
 
 class InvariantBroken(OffbeatError):

@@ -16,8 +16,7 @@ from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.dispatch import Available
 from offbeat.protocol.messages import Decision
 from offbeat.protocol.plan import Plan, Target
-from offbeat.protocol.scheduler import GammaSchedule, Scheduler
-from offbeat.protocol.schedules import gamma_schedule
+from offbeat.protocol.scheduler import GammaSchedule, Scheduler, gamma_schedule
 from offbeat.protocol.snapshot import State, restored
 from offbeat.settings import EPOCHS, EVALUATIONS, IN_FLIGHT_MAX, Settings
 

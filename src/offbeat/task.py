@@ -25,7 +25,6 @@ class Work:
     number: int = 0
     """How many tasks this device was given before."""
     seed: int = 0
-    """The seed of the run."""
     local_iterations: int | None = None
     """H, where the scheduler sets it; else the task's own setting holds."""
     gamma: float | None = None
@@ -51,7 +50,6 @@ class Trained(NamedTuple):
     samples: int
     """How many samples the device holds: its weight under FedAvg."""
     gradients: int
-    """How many local iterations were done."""
     metrics: Mapping[str, float] = {}
 
 

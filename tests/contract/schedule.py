@@ -59,7 +59,7 @@ def run(
         x_tau = result.versions[tau]
         x_new = _published(local(x_tau, device))
         if rule.needs_base:
-            facts = replace(facts, distance=updater.measure(x_new, x_tau).distance)
+            facts = replace(facts, distance=updater.distance(x_new, x_tau))
         mix, memory = rule.decide(facts, memory)
         updater.mix(w, w, [Term(mix, x_new, x_tau)])
         result.mixes.append(mix)

@@ -6,6 +6,7 @@ Rules kept here:
 - Left out: bugs of methods that the library does not ship (CA2FL, FADAS, Zeno++).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import fields
 
@@ -19,7 +20,10 @@ import offbeat
 from offbeat import Facts, Mix, Rule, Work
 from offbeat.core.kernel import Term, Updater, mixed
 from offbeat.core.layout import Model, Vector
-from offbeat.errors import InvalidValue, NotFinite
+from offbeat.errors import InvalidValue
+from offbeat.protocol.coordinator import Coordinator
+from offbeat.protocol.messages import AnswerPush, FleetJoined, Outcome, UpdateArrived
+from offbeat.protocol.plan import Plan
 from offbeat.task import solve, start
 from offbeat.torch import Task
 from tests.contract.schedule import Arrival, run, same_bits
@@ -201,8 +205,15 @@ def test_a_broken_update_is_refused(value: float, compiled: bool) -> None:
     if compiled:
         pytest.importorskip("numba")
     update = Model.of({"w": np.ones(3, np.float32), "b": np.array([value], np.float32)})
-    with pytest.raises(NotFinite, match="'b'"):
-        Updater(compiled=compiled).admit(update)
+    updater = Updater(compiled=compiled)
+    finite = updater.finite(update.vector)
+    assert math.isfinite(updater.distance(update.vector, np.ones(4, np.float32))) == finite
+    c = Coordinator(offbeat.fedasync(0.6), Plan())
+    c.handle(FleetJoined(0.0, 1))
+    answer, *_ = c.handle(UpdateArrived(1.0, worker=0, task=1, samples=1, gradients=1, finite=finite))
+    assert isinstance(answer, AnswerPush)
+    assert answer.outcome is Outcome.NOT_FINITE
+    assert c.t_decided == 0
 
 
 # --- the proximal term -----------------------------------------------------------------------------------------------

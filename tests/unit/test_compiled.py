@@ -22,7 +22,7 @@ from offbeat.task import Trained, Work, solve, start  # noqa: E402
 from offbeat.torch import Task  # noqa: E402
 from offbeat.train import compiled_chain  # noqa: E402
 from offbeat.train.compiled_chain import module_obstacle  # noqa: E402
-from offbeat.train.lanes import stream  # noqa: E402
+from offbeat.train.solver import stream  # noqa: E402
 
 FEATURES, CLASSES = 7, 3
 SIZES = (1, 4, 11, 30)

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.core import kernel
-from offbeat.core.kernel import CHUNK, LANES, STRIDE, THREADS_MAX, WORTH, Measure, Term, Updater, mixed
+from offbeat.core.kernel import CHUNK, LANES, STRIDE, THREADS_MAX, WORTH, Term, Updater, mixed
 from offbeat.core.layout import Array, Model, Vector
 from offbeat.core.rules import Mix
-from offbeat.errors import InvalidValue, NotFinite
+from offbeat.errors import InvalidValue
 
 FUSED = 4
 """Terms that compiled code mixes in one loop."""
@@ -175,11 +175,12 @@ def test_what_is_not_a_number_shows_where_it_counts(updater: Updater) -> None:
         assert np.isnan(out).all()
 
 
-def test_a_mix_that_overflows_is_seen_in_its_measure(updater: Updater) -> None:
+def test_a_mix_that_overflows_is_seen_when_it_is_measured(updater: Updater) -> None:
     huge, out = np.full(3, 3e38, np.float32), np.empty(3, np.float32)
-    seen = updater.mix(out, huge, [Term(Mix(1.0, 1.0, 0.0, True), huge)], measure=True)
+    updater.mix(out, huge, [Term(Mix(1.0, 1.0, 0.0, True), huge)])
     assert np.isinf(out).all()
-    assert not seen[0].finite
+    assert not updater.finite(out)
+    assert updater.distance(out, huge) == math.inf
 
 
 @settings(derandomize=True, deadline=None, max_examples=150)
@@ -239,21 +240,19 @@ def test_coefficients_are_rounded_once_each_for_itself(updater: Updater) -> None
 
 def test_without_terms_w_is_copied(updater: Updater) -> None:
     w, out = normal(10), np.zeros(10, np.float32)
-    assert updater.mix(out, w, []) == []
+    updater.mix(out, w, [])
     assert same_bits(out, w)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_norms_are_exact_to_float64_and_the_same_everywhere(updater: Updater, size: int) -> None:
-    x, reference = normal(size) * np.float32(1e3), normal(size, 1)
-    seen = updater.measure(x, reference)
-    assert seen.finite
-    assert seen.norm == pytest.approx(math.sqrt(math.fsum(float(v) ** 2 for v in x)), rel=1e-12)
-    apart = x.astype(np.float64) - reference
-    assert seen.distance == pytest.approx(math.sqrt(math.fsum(v * v for v in apart.tolist())), rel=1e-12)
-    assert seen == PLAIN.measure(x, reference)
-    assert updater.measure(x) == Measure(True, seen.norm, seen.norm)
-    assert updater.measure(x, x) == Measure(True, seen.norm, 0.0)
+def test_distances_are_exact_to_float64_and_the_same_everywhere(updater: Updater, size: int) -> None:
+    x, reference, zeros = normal(size) * np.float32(1e3), normal(size, 1), np.zeros(size, np.float32)
+    for other in (reference, zeros):
+        apart = x.astype(np.float64) - other
+        expected = math.sqrt(math.fsum(v * v for v in apart.tolist()))
+        assert updater.distance(x, other) == pytest.approx(expected, rel=1e-12)
+        assert updater.distance(x, other) == updater.distance(other, x) == PLAIN.distance(x, other)
+    assert updater.distance(x, x) == 0.0
 
 
 @pytest.mark.parametrize("place", [0, LANES - 1, LANES, CHUNK - 1, CHUNK, 3 * CHUNK, 100_002])
@@ -262,58 +261,57 @@ def test_what_is_not_finite_is_seen_anywhere(updater: Updater, place: int, bad: 
     x = normal(100_003)
     clean = x.copy()
     x[place] = bad
-    assert not updater.measure(x).finite
-    assert not updater.measure(x, clean).finite
-    assert not updater.measure(x, x).finite
-    assert not updater.measure(clean, x).finite
+    assert not updater.finite(x)
+    for pair in ((x, clean), (x, x), (clean, x)):
+        assert not math.isfinite(updater.distance(*pair))
 
 
 @pytest.mark.parametrize("size", [1, STRIDE, STRIDE + 1, 2 * STRIDE + 3 * CHUNK + 7])
 def test_in_strides_everything_is_the_same(updater: Updater, size: int) -> None:
     w, x_new = normal(size), normal(size, 1)
     called: list[int] = []
-    seen = updater.measure(x_new, w, between=lambda: called.append(size))
+    seen = updater.distance(x_new, w, between=lambda: called.append(size))
     assert len(called) == -(-size // STRIDE)
-    assert seen == updater.measure(x_new, w)
+    assert seen == updater.distance(x_new, w)
     whole, strides, terms = np.empty_like(w), np.empty_like(w), [Term(Mix(0.4, 0.6, 0.0, True), x_new)]
-    expected = updater.mix(whole, w, terms, measure=True)
-    assert updater.mix(strides, w, terms, measure=True, between=lambda: called.append(size)) == expected
+    updater.mix(whole, w, terms)
+    updater.mix(strides, w, terms, between=lambda: called.append(size))
     assert len(called) == 2 * -(-size // STRIDE)
     assert same_bits(whole, strides)
 
 
 @pytest.mark.parametrize("size", [1, LANES + 1, CHUNK, 100_003])
-def test_measures_while_mixing_are_those_after_it(updater: Updater, size: int) -> None:
+def test_mixing_in_place_gives_the_bits_of_every_step_on_its_own(updater: Updater, size: int) -> None:
     mixes = [Mix(0.4, 0.6, 0.0, True), Mix(1.0, 0.3, -0.3, False), Mix(0.0, 1.0, 0.0, True)]
     terms = [Term(mix, normal(size, j + 1), normal(size, j + 9)) for j, mix in enumerate(mixes)]
     w, out = normal(size), np.empty(size, np.float32)
-    measures = updater.mix(out, w, terms, measure=True)
+    updater.mix(out, w, terms)
     steps = chain(updater, w, terms)
-    assert measures == [updater.measure(after, before) for before, after in pairwise(steps)]
     assert same_bits(out, steps[-1])
-    assert updater.mix(w, w, terms, measure=True) == measures
+    updater.mix(w, w, terms)
     assert same_bits(w, out)
+    for before, after in pairwise(steps):
+        assert updater.distance(after, before) == PLAIN.distance(after, before)
 
 
-def test_admission_names_the_bad_array_and_changes_nothing(updater: Updater) -> None:
-    update = Model.of({"w": normal(LANES), "b": normal(3)})
-    x_tau = np.zeros(LANES + 3, np.float32)
-    assert updater.admit(update, x_tau) == updater.measure(update.vector, x_tau)
-    for bad in (np.nan, np.inf):
-        update["b"][1] = bad
-        before = update.vector.copy()
-        with pytest.raises(NotFinite, match="'b' holds NaN or infinity"):
-            updater.admit(update)
-        assert same_bits(update.vector, before)
+def test_what_is_measured_is_not_changed(updater: Updater) -> None:
+    for bad in (np.nan, np.inf, 0.5):
+        x, x_tau = normal(LANES + 3), normal(LANES + 3, 1)
+        x[LANES + 1] = bad
+        before = x.copy(), x_tau.copy()
+        updater.distance(x, x_tau)
+        updater.finite(x)
+        assert same_bits(x, before[0])
+        assert same_bits(x_tau, before[1])
 
 
 def test_published_models_can_be_mixed_and_measured(updater: Updater) -> None:
     w, x_new, x_tau = (Model.of({"w": normal(10, seed)}).freeze() for seed in range(3))
     out = np.empty(10, np.float32)
     mix = Mix(1.0, 0.5, -0.5, True)
-    updater.mix(out, w.vector, [Term(mix, x_new.vector, x_tau.vector)], measure=True)
+    updater.mix(out, w.vector, [Term(mix, x_new.vector, x_tau.vector)])
     assert same_bits(out, naive(mix, w.vector, x_new.vector, x_tau.vector))
-    assert updater.measure(w.vector, x_tau.vector).finite
+    assert math.isfinite(updater.distance(w.vector, x_tau.vector))
     assert same_bits(mixed(updater, w, mix, x_new, x_tau).vector, out)
 
 
@@ -340,7 +338,7 @@ def test_vectors_of_two_dimensions_are_refused(updater: Updater) -> None:
         updater.mix(out, table, [Term(Mix(0.5, 0.5, 0.0, True), table)])
     assert (out == 7).all()
     with pytest.raises(InvalidValue):
-        updater.measure(table)
+        updater.distance(table, table)
 
 
 def test_an_out_that_overlaps_an_update_is_refused(updater: Updater) -> None:
@@ -378,7 +376,11 @@ def test_a_coefficient_for_x_tau_needs_x_tau(updater: Updater) -> None:
 
 def test_an_empty_vector_is_refused(updater: Updater) -> None:
     empty = np.zeros(0, np.float32)
-    for work in (lambda: updater.measure(empty), lambda: updater.mix(empty, empty, [])):
+    for work in (
+        lambda: updater.distance(empty, empty),
+        lambda: updater.finite(empty),
+        lambda: updater.mix(empty, empty, []),
+    ):
         with pytest.raises(InvalidValue, match="the vector is empty"):
             work()
 
@@ -415,10 +417,10 @@ def test_floats_mix_and_whole_numbers_follow_the_newest(updater: Updater) -> Non
 def test_one_updater_serves_several_threads_at_once(updater: Updater) -> None:
     size, mix = 2 * CHUNK + 5, Mix(0.4, 0.6, 0.0, True)
 
-    def work(seed: int) -> tuple[Vector, Measure]:
+    def work(seed: int) -> tuple[Vector, float]:
         w = normal(size, seed)
-        measures = updater.mix(w, w, [Term(mix, normal(size, seed + 100))], measure=True)
-        return w, measures[0]
+        updater.mix(w, w, [Term(mix, normal(size, seed + 100))])
+        return w, updater.distance(w, normal(size, seed))
 
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(work, range(24)))
@@ -426,14 +428,14 @@ def test_one_updater_serves_several_threads_at_once(updater: Updater) -> None:
         before = normal(size, seed)
         expected = np.float32(0.4) * before + np.float32(0.6) * normal(size, seed + 100)
         assert same_bits(w, expected)
-        assert seen == PLAIN.measure(w, before)
+        assert seen == PLAIN.distance(w, before)
 
 
 @NEEDS_NUMBA
 def test_a_warm_updater_compiles_nothing_for_a_served_update() -> None:
     def compiled() -> list[int]:
         loops = import_module("offbeat.core.compiled")
-        functions: list[Any] = [loops.mix, loops.measure]
+        functions: list[Any] = [loops.mix, loops.squares, loops.finite]
         return [len(function.signatures) for function in functions]
 
     with Updater() as updater:
@@ -444,7 +446,8 @@ def test_a_warm_updater_compiles_nothing_for_a_served_update() -> None:
             vector.setflags(write=False)
         out = np.empty_like(w)
         updater.mix(out, w, [Term(Mix(0.5, 0.5, 0.0, publish=True), x_new)])
-        assert updater.measure(x_new, w).finite
+        assert updater.distance(x_new, w) == 6.0
+        assert updater.finite(x_new)
         assert compiled() == before
     assert out.tolist() == [2.0] * 9
 
@@ -458,10 +461,10 @@ from offbeat.core import kernel
 from offbeat.core.kernel import Mix, Term, Updater
 x, updater = np.ones({WORTH // 4}, np.float32), Updater()
 for _ in range(2):
-    updater.measure(x)
+    updater.distance(x, x)
     updater.mix(np.empty_like(x), x, [Term(Mix(0.5, 0.5, 0.0, True), x)])
 print("numba" in sys.modules)
-updater.measure(x[:1])
+updater.finite(x[:1])
 print("numba" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -473,7 +476,7 @@ def test_a_numba_that_cannot_be_imported_does_no_harm(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "offbeat.core.compiled", None)
     updater.warm()
     assert not updater.compiled
-    assert updater.measure(GOOD) == PLAIN.measure(GOOD)
+    assert updater.distance(GOOD, -GOOD) == PLAIN.distance(GOOD, -GOOD)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -485,7 +488,7 @@ def test_one_number_that_is_not_finite_is_found_wherever_it_is(updater: Updater,
         for place in (0, size // 2, size - 1):
             x[place] = bad
             assert not updater.finite(x)
-            assert not updater.measure(x).finite
+            assert not math.isfinite(updater.distance(x, x))
             x[place] = number
     called: list[int] = []
     assert updater.finite(x, between=lambda: called.append(1))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from offbeat.core import draws
 from offbeat.errors import InvalidValue
 from offbeat.protocol.contribution import FORGET_BELOW, Contribution
+from offbeat.protocol.idle import PICKS_MAX, Choice, Idle, WorkerSet
 from offbeat.protocol.plan import Plan, Target
-from offbeat.protocol.scheduler import PICKS_MAX, Choice, Idle, Scheduler
-from offbeat.protocol.worker_set import WorkerSet
+from offbeat.protocol.scheduler import Scheduler
 
 CHI_SQUARE_LIMIT_9 = 27.9
 """With 9 degrees of freedom a fair draw exceeds this once in a thousand."""
@@ -199,6 +199,7 @@ def test_contribution_worked_out_by_hand() -> None:
     contribution = Contribution()
     for device in (1, 2, 1):
         contribution.count(device, keep=0.5, new=0.5)
+        contribution.publish()
     assert contribution.mass == {1: 1.0, 2: 0.5}
     assert contribution.surviving() == {1: 0.625, 2: 0.25}
 
@@ -212,6 +213,7 @@ def test_what_survives_is_what_shrinking_everybody_would_give(updates: list[tupl
     contribution = Contribution()
     for device, keep, new in updates:
         contribution.count(device, keep, new)
+        contribution.publish()
     mass = Counter[int]()
     for device, _, new in updates:
         mass[device] += new  # type: ignore[assignment]
@@ -227,6 +229,7 @@ def test_a_long_run_neither_overflows_nor_forgets() -> None:
     updates = [(int(rng.integers(5)), 0.4, 0.6) for _ in range(20_000)]
     for update in updates:
         contribution.count(*update)
+        contribution.publish()
     assert contribution.surviving() == pytest.approx(naive(updates), abs=1e-9)
     assert sum(contribution.surviving().values()) == pytest.approx(1.0)
     assert sum(contribution.mass.values()) == pytest.approx(12_000)
@@ -236,11 +239,13 @@ def test_a_group_counts_by_its_shares_of_the_mean_once_it_is_published() -> None
     """FedAvg's running mean: 30, 10 and 60 samples are 0.3, 0.1 and 0.6 of the version, whatever came first."""
     contribution = Contribution()
     contribution.count(9, keep=0.0, new=1.0)
-    contribution.count(1, keep=0.0, new=1.0, publish=False)
-    contribution.count(2, keep=0.75, new=0.25, publish=False)
+    contribution.publish()
+    contribution.count(1, keep=0.0, new=1.0)
+    contribution.count(2, keep=0.75, new=0.25)
     assert contribution.mass == {9: 1.0}
     assert contribution.surviving() == {9: 1.0}, "the newest version is still the one before"
     contribution.count(3, keep=0.4, new=0.6)
+    contribution.publish()
     assert contribution.mass == pytest.approx({9: 1.0, 1: 0.3, 2: 0.1, 3: 0.6})
     assert contribution.surviving() == pytest.approx({1: 0.3, 2: 0.1, 3: 0.6})
 
@@ -249,13 +254,16 @@ def test_differences_add_up_and_nothing_fades() -> None:
     contribution = Contribution()
     for device in (1, 2, 1):
         contribution.count(device, keep=1.0, new=0.25)
+        contribution.publish()
     assert contribution.mass == contribution.surviving() == {1: 0.5, 2: 0.25}
 
 
 def test_what_is_overwritten_does_not_survive() -> None:
     contribution = Contribution()
     contribution.count(1, keep=0.5, new=0.5)
+    contribution.publish()
     contribution.count(2, keep=0.0, new=1.0)
+    contribution.publish()
     assert contribution.surviving() == {2: 1.0}
     assert contribution.mass == {1: 0.5, 2: 1.0}
 

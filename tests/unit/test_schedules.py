@@ -4,7 +4,7 @@ import pytest
 
 from offbeat.errors import InvalidValue
 from offbeat.protocol.messages import Evaluated
-from offbeat.protocol.schedules import Plateau, Step, gamma_schedule
+from offbeat.protocol.scheduler import Plateau, Step, gamma_schedule
 
 
 def evaluated(*losses: float) -> list[Evaluated]:

@@ -15,9 +15,8 @@ import offbeat.torch
 from offbeat.core.layout import Model, Vector
 from offbeat.errors import InvalidValue, LayoutMismatch
 from offbeat.task import Trained, Work, solve, start
-from offbeat.train.lanes import SamplePool, stream
-from offbeat.train.randomness import keyed
-from offbeat.train.solver import SORTED_SAMPLES_MAX, Batch, Solver
+from offbeat.train.lanes import SamplePool
+from offbeat.train.solver import SORTED_SAMPLES_MAX, Batch, Solver, keyed, stream
 from offbeat.train.stacked import lanes_for
 
 LANES = lanes_for(parameters=66)

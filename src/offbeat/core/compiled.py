@@ -20,11 +20,11 @@ EXPONENT = np.uint32(0x7F800000)
 """All its bits are set in infinities and NaN, and in nothing else."""
 FUSED = 4
 """Terms that are mixed in one loop."""
+Addresses = npt.NDArray[np.uintp]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function, **options: Any) -> Function:
-    """The function compiled by numba, without the GIL."""
     made: Function = numba.njit(nogil=True, cache=True, **options)(function)
     return made
 
@@ -55,33 +55,19 @@ def _vector_at(address: int, lo: int, size: int) -> Vector:
 
 @compiled
 def mix(
-    out: Vector,
-    w: Vector,
-    addresses: npt.NDArray[np.uintp],
-    coefficients: Vector,
-    sums: Sums,
-    in_place: bool,
-    start: int,
-    stop: int,
+    out: Vector, w: Vector, addresses: Addresses, coefficients: Vector, in_place: bool, start: int, stop: int
 ) -> None:
-    before = np.empty(CHUNK if len(sums) else 0, np.float32)
-    lanes = np.empty(LANES)
     for lo in range(start, stop, CHUNK):
         hi = min(lo + CHUNK, stop)
         here, source = out[lo:hi], w[lo:hi]
         j = 0
         while j < len(addresses):
-            if len(sums):
-                for i in range(hi - lo):
-                    before[i] = source[i] if j == 0 else here[i]
-            together = FUSED if len(sums) == 0 and _are_plain(coefficients[j : j + FUSED]) else 1
+            together = FUSED if _are_plain(coefficients[j : j + FUSED]) else 1
             # Where source and out are one and the same, the compiler must see it: else it takes the slow loop.
             if j == 0 and not in_place:
                 _step(here, source, addresses[j:], coefficients[j:], lo, together)
             else:
                 _step(here, here, addresses[j:], coefficients[j:], lo, together)
-            if len(sums):
-                _sum_chunk(here, before, lanes, sums[j], lo // CHUNK, True)
             j += together
 
 
@@ -97,9 +83,7 @@ def _are_plain(coefficients: Vector) -> bool:
 
 
 @_inlined
-def _step(
-    out: Vector, source: Vector, addresses: npt.NDArray[np.uintp], coefficients: Vector, lo: int, together: int
-) -> None:
+def _step(out: Vector, source: Vector, addresses: Addresses, coefficients: Vector, lo: int, together: int) -> None:
     """Mix the first term, or several at once, into a chunk that begins at `lo`."""
     if together == FUSED:
         _combine_four(out, source, addresses, coefficients, lo)
@@ -110,7 +94,7 @@ def _step(
 
 
 @_inlined
-def _combine_four(out: Vector, source: Vector, addresses: npt.NDArray[np.uintp], coefficients: Vector, lo: int) -> None:
+def _combine_four(out: Vector, source: Vector, addresses: Addresses, coefficients: Vector, lo: int) -> None:
     """Four plain terms in one loop: w stays in a register, and every product and sum is rounded as one by one."""
     x_1 = _vector_at(addresses[0, 0], lo, len(out))
     x_2 = _vector_at(addresses[1, 0], lo, len(out))
@@ -150,11 +134,12 @@ def _combine(  # noqa: C901 (each case is one loop)
 
 
 @compiled
-def measure(x: Vector, reference: Vector, sums: Sums, apart_matters: bool, start: int, stop: int) -> None:
+def squares(x: Vector, reference: Vector, sums: Sums, start: int, stop: int) -> None:
+    """The squared distance of every chunk."""
     lanes = np.empty(LANES)
     for lo in range(start, stop, CHUNK):
         hi = min(lo + CHUNK, stop)
-        _sum_chunk(x[lo:hi], reference[lo:hi], lanes, sums, lo // CHUNK, apart_matters)
+        sums[lo // CHUNK] = _chunk_square(x[lo:hi], reference[lo:hi], lanes)
 
 
 @compiled
@@ -167,25 +152,12 @@ def finite(x: Vector, start: int, stop: int) -> bool:
 
 
 @compiled
-def _sum_chunk(x: Vector, reference: Vector, lanes: Sums, sums: Sums, chunk: int, apart_matters: bool) -> None:
-    lanes[:] = 0.0
-    for lo in range(0, len(x), LANES):
-        for i in range(min(LANES, len(x) - lo)):
-            value = np.float64(x[lo + i])
-            lanes[i] += value * value
-    sums[0, chunk] = _total(lanes)
-    if not apart_matters:
-        return
+def _chunk_square(x: Vector, reference: Vector, lanes: Sums) -> float:
     lanes[:] = 0.0
     for lo in range(0, len(x), LANES):
         for i in range(min(LANES, len(x) - lo)):
             apart = np.float64(x[lo + i]) - np.float64(reference[lo + i])
             lanes[i] += apart * apart
-    sums[1, chunk] = _total(lanes)
-
-
-@compiled
-def _total(lanes: Sums) -> float:
     total = 0.0
     for lane in lanes:
         total += lane

@@ -74,16 +74,13 @@ class Gate:
 
     def judge(self, distance: float, memory: Accepted) -> tuple[float, Accepted]:
         """What x_new - x_tau is to be multiplied by, in (0, 1], or 0: refused; and the memory after that."""
-        factor = self._factor(float(distance), memory)
+        limit = self.limit(memory)
+        if not math.isfinite(distance) or (distance > limit and self.policy == "refuse"):
+            return 0.0, memory
+        factor = 1.0 if distance <= limit else limit / distance
         if not factor or self.median_max is None:
             return factor, memory
         return factor, [*memory, float(distance) * factor][-MEDIAN_OF:]
-
-    def _factor(self, distance: float, memory: Accepted) -> float:
-        limit = self.limit(memory)
-        if not math.isfinite(distance) or (distance > limit and self.policy == "refuse"):
-            return 0.0
-        return 1.0 if distance <= limit else limit / distance
 
 
 def clipped(mix: Mix, factor: float) -> Mix:

@@ -1,4 +1,4 @@
-"""Owns the arithmetic on flat buffers: applies coefficients, checks for NaN, measures norms.
+"""Owns the arithmetic on flat buffers: applies coefficients, checks for NaN, measures distances.
 
 Rules kept here:
 - One expression, in float32, each operation rounded by itself: (keep*w + new*x_new) + base*x_tau. A coefficient of 0
@@ -7,19 +7,19 @@ Rules kept here:
   float32 once, each for itself.
 - Work is cut into fixed chunks that fit a core's cache. Several queued updates are applied chunk by chunk in one
   pass over memory, four of the usual kind in one loop, with the bits of one by one.
-- Norms are float64, summed within a fixed chunk over fixed lanes and then over the chunks in their order: the number
-  of threads does not change them.
+- Distances are float64, summed within a fixed chunk over fixed lanes and then over the chunks in their order: the
+  number of threads does not change them.
 - Compiled code (`compiled.py`) and blocked numpy, below, give the same bits. Loading compiled code takes a second, so
   numpy does small work.
 """
 
-import math
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
+from math import sqrt
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from offbeat.core.layout import Model, Vector, aligned
 from offbeat.core.rules import Mix
-from offbeat.errors import InvalidValue, NotFinite
+from offbeat.errors import InvalidValue
 
 CHUNK = 32_768
 LANES = 256
@@ -44,19 +44,9 @@ Sums = npt.NDArray[np.float64]
 
 
 class Term(NamedTuple):
-    """One update to mix: its coefficients and its vectors."""
-
     mix: Mix
     x_new: Vector
     x_tau: Vector | None = None
-
-
-class Measure(NamedTuple):
-    """What was seen of a vector: whether all of it is finite, its norm, and its distance from a reference."""
-
-    finite: bool
-    norm: float
-    distance: float
 
 
 class Updater:
@@ -83,7 +73,6 @@ class Updater:
         self.close()
 
     def close(self) -> None:
-        """End the threads."""
         if self._pool:
             self._pool.shutdown()
 
@@ -93,59 +82,45 @@ class Updater:
         frozen = np.zeros(1, np.float32)
         frozen.setflags(write=False)  # versions and updates are: numba compiles anew for what may be written to
         self.mix(np.empty_like(frozen), frozen, [Term(Mix(1.0, 0.0, 0.0, publish=True), frozen)])
-        self.measure(frozen)
+        self.distance(frozen, frozen)
         self.finite(frozen)
 
-    def mix(
-        self, out: Vector, w: Vector, terms: Sequence[Term], *, measure: bool = False, between: Between | None = None
-    ) -> list[Measure]:
+    def mix(self, out: Vector, w: Vector, terms: Sequence[Term], *, between: Between | None = None) -> None:
         """Write w, with every term mixed in one after the other, to `out` (which may be w itself).
 
-        With `measure`, each answer tells of the w after that term: finite? its norm, how far it moved. `between` is
-        called between strides, when nothing is being read: a caller can give the memory of mapped vectors back there.
+        `between` is called between strides, when nothing is being read: a caller can give the memory of mapped vectors
+        back there.
         """
         in_place = _address(out) == _address(w)
         _refuse_unfit(out, w, terms, in_place=in_place)
         if not terms:
             out[:] = w
-            return []
-        sums = np.zeros((len(terms), 2, _chunks(w.size)) if measure else (0, 0, 0))
+            return
         loops = self._compiled_for(w.size * len(terms))
         if loops is not None:
             addresses = np.array([[_address(t.x_new), _address(t.x_tau)] for t in terms], np.uintp)
             coefficients = np.array([t.mix[:3] for t in terms], np.float32)
-            vectors = (out, w, addresses, coefficients, sums)
+            vectors = (out, w, addresses, coefficients)
             self._walk(w.size, lambda lo, hi: loops.mix(*vectors, in_place, lo, hi), between)
         else:
-            self._walk(w.size, lambda lo, hi: _mix_numpy(out, w, terms, sums, lo, hi), between)
-        return [_measured(*term) for term in sums]
+            self._walk(w.size, lambda lo, hi: _mix_numpy(out, w, terms, lo, hi), between)
 
-    def measure(self, x: Vector, reference: Vector | None = None, *, between: Between | None = None) -> Measure:
-        """Is x finite, what is its norm, and how far is it from the reference (from 0 without one)?"""
-        origin = x if reference is None else reference
-        _refuse_unlike(x, origin)
-        sums = np.zeros((2, _chunks(x.size)))
+    def distance(self, x: Vector, reference: Vector, *, between: Between | None = None) -> float:
+        """||x - reference||: infinite or NaN where one of them holds infinity or NaN, and only there."""
+        _refuse_unlike(x, reference)
+        squares = np.zeros(_chunks(x.size))
         loops = self._compiled_for(x.size)
-        work, apart_matters = _measure_numpy if loops is None else loops.measure, reference is not None
-        self._walk(x.size, lambda lo, hi: work(x, origin, sums, apart_matters, lo, hi), between)
-        measured = _measured(*sums)
-        return measured if apart_matters else measured._replace(distance=measured.norm)
+        work = _squares_numpy if loops is None else loops.squares
+        self._walk(x.size, lambda lo, hi: work(x, reference, squares, lo, hi), between)
+        return sqrt(np.add.accumulate(squares)[-1])
 
     def finite(self, x: Vector, *, between: Between | None = None) -> bool:
-        """Is all of x finite? Several times as fast as to measure it."""
+        """Is all of x finite? Several times as fast as to measure its distance from another vector."""
         _refuse_unlike(x)
         loops, seen = self._compiled_for(x.size), list[bool]()
         check = _finite_numpy if loops is None else loops.finite
         self._walk(x.size, lambda lo, hi: seen.append(check(x, lo, hi)), between)
         return all(seen)
-
-    def admit(self, update: Model, x_tau: Vector | None = None) -> Measure:
-        """Measure an arrived update; one that holds NaN or infinity is refused by the name of the array."""
-        measured = self.measure(update.vector, x_tau)
-        if not measured.finite:
-            bad = next((name for name, array in update.items() if not np.isfinite(array).all()), "x_tau")
-            raise NotFinite(f"{bad!r} holds NaN or infinity: the update is refused and the model is unchanged")
-        return measured
 
     def _compiled_for(self, elements: int) -> Any:
         """The compiled loops; they are loaded when what was done so far is worth it, or where numba is there anyway."""
@@ -223,28 +198,16 @@ def _address(vector: Vector | None) -> int:
     return int(vector.__array_interface__["data"][0]) if vector is not None else 0
 
 
-def _measured(squares: Sums, distances: Sums) -> Measure:
-    square = distance = 0.0
-    for chunk in range(len(squares)):
-        square += float(squares[chunk])
-        distance += float(distances[chunk])
-    return Measure(math.isfinite(square) and math.isfinite(distance), math.sqrt(square), math.sqrt(distance))
-
-
 # --- blocked numpy ---------------------------------------------------------------------------------------------------
 
 
-def _mix_numpy(out: Vector, w: Vector, terms: Sequence[Term], sums: Sums, start: int, stop: int) -> None:
+def _mix_numpy(out: Vector, w: Vector, terms: Sequence[Term], start: int, stop: int) -> None:
     product = np.empty(CHUNK, np.float32)
     for lo in range(start, stop, CHUNK):
         hi = min(lo + CHUNK, stop)
         before = w[lo:hi]
-        for j, term in enumerate(terms):
-            if len(sums):
-                before = before.copy()
+        for term in terms:
             _combine_numpy(out[lo:hi], before, term, product[: hi - lo], lo, hi)
-            if len(sums):
-                _sum_chunk_numpy(out[lo:hi], before, sums[j], lo // CHUNK, apart_matters=True)
             before = out[lo:hi]
 
 
@@ -252,7 +215,7 @@ def _combine_numpy(out: Vector, before: Vector, term: Term, product: Vector, lo:
     keep, new, base = np.array(term.mix[:3], np.float32)
     parts = ((keep, before), (new, term.x_new[lo:hi]), (base, None if term.x_tau is None else term.x_tau[lo:hi]))
     written = False
-    with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is for the measure to tell
+    with np.errstate(over="ignore", invalid="ignore"):  # a model that overflows shows in what is measured next
         for factor, part in parts:
             if factor and part is not None:
                 np.multiply(part, factor, out=product if written else out)
@@ -263,28 +226,17 @@ def _combine_numpy(out: Vector, before: Vector, term: Term, product: Vector, lo:
         out[:] = 0
 
 
-def _measure_numpy(x: Vector, reference: Vector, sums: Sums, apart_matters: bool, start: int, stop: int) -> None:
-    for lo in range(start, stop, CHUNK):
-        hi = min(lo + CHUNK, stop)
-        _sum_chunk_numpy(x[lo:hi], reference[lo:hi], sums, lo // CHUNK, apart_matters)
-
-
 def _finite_numpy(x: Vector, start: int, stop: int) -> bool:
     return all(bool(np.isfinite(x[lo : min(lo + CHUNK, stop)]).all()) for lo in range(start, stop, CHUNK))
 
 
-def _sum_chunk_numpy(x: Vector, reference: Vector, sums: Sums, chunk: int, apart_matters: bool) -> None:
-    wide = x.astype(np.float64)
-    sums[0, chunk] = _sum_squares_numpy(wide)
-    if apart_matters:
+def _squares_numpy(x: Vector, reference: Vector, sums: Sums, start: int, stop: int) -> None:
+    """The squared distance of every chunk."""
+    for lo in range(start, stop, CHUNK):
+        hi = min(lo + CHUNK, stop)
         with np.errstate(invalid="ignore"):
-            apart = wide - reference
-        sums[1, chunk] = _sum_squares_numpy(apart)
-
-
-def _sum_squares_numpy(values: npt.NDArray[np.float64]) -> float:
-    squares = values * values
-    whole = len(squares) - len(squares) % LANES
-    lanes = np.add.reduce(squares[:whole].reshape(-1, LANES), axis=0)  # row after row, as the compiled loop does
-    lanes[: len(squares) - whole] += squares[whole:]
-    return float(np.add.accumulate(lanes)[-1])
+            squares = np.square(x[lo:hi].astype(np.float64) - reference[lo:hi])
+        whole = len(squares) - len(squares) % LANES
+        lanes = np.add.reduce(squares[:whole].reshape(-1, LANES), axis=0)  # row after row, as the compiled loop does
+        lanes[: len(squares) - whole] += squares[whole:]
+        sums[lo // CHUNK] = np.add.accumulate(lanes)[-1]

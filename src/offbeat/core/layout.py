@@ -83,7 +83,6 @@ class Layout:
 
     @cached_property
     def size(self) -> int:
-        """Elements of the flat vector."""
         return self.slots[-1].offset + self.slots[-1].size
 
     @cached_property
@@ -158,9 +157,9 @@ class Model(Mapping[str, Array]):
 
     def copy(self) -> "Model":
         """A writable model of its own with the same contents."""
-        vector = aligned(self.layout.size)
-        vector[:] = self.vector
-        return Model(self.layout, vector, {name: array.copy() for name, array in self.carried.items()})
+        return Model(
+            self.layout, aligned_copy(self.vector), {name: array.copy() for name, array in self.carried.items()}
+        )
 
     def freeze(self) -> Self:
         """This model, from now on read-only: published versions never change."""
@@ -170,13 +169,11 @@ class Model(Mapping[str, Array]):
 
 
 def layout_to(layout: Layout) -> dict[str, Any]:
-    """A layout as JSON."""
     names = ("slots", "carried", "tied", "parameter_size")
     return {name: getattr(layout, name) for name in names}
 
 
 def layout_from(values: Mapping[str, Any]) -> Layout:
-    """A layout from JSON."""
     try:
         slots = tuple(Slot(name, tuple(shape), offset) for name, shape, offset in values["slots"])
         carried = tuple(Carried(name, tuple(shape), dtype) for name, shape, dtype in values["carried"])
@@ -191,6 +188,12 @@ def aligned(size: int) -> Vector:
     raw = np.empty(size * 4 + ALIGNMENT, np.uint8)
     start = -raw.__array_interface__["data"][0] % ALIGNMENT
     return raw[start : start + size * 4].view(np.float32)
+
+
+def aligned_copy(vector: Vector) -> Vector:
+    copy = aligned(len(vector))
+    copy[:] = vector
+    return copy
 
 
 def _float32(name: str, array: Array) -> Array:

@@ -42,7 +42,6 @@ class Facts:
     """The epoch of the model that the worker received, from its lease."""
     device: int = 0
     samples: int = 1
-    """How many samples the device holds."""
     distance: float | None = None
     """||x_new - x_tau||, where the rule asked for it with `needs_distance`."""
 
@@ -82,7 +81,6 @@ class Rule:
     """How many tasks make one synchronous group; 0 is asynchronous."""
 
     def decide(self, facts: Facts, memory: Memory) -> tuple[Mix, Memory]:
-        """The coefficients for one update, and the memory for the next."""
         mix, after = self.formula(facts, memory)
         if not (math.isfinite(mix.keep) and math.isfinite(mix.new) and math.isfinite(mix.base)):
             raise InvalidValue(f"rule {self.spec} answered {mix} to {facts}; coefficients must be finite")
@@ -176,24 +174,21 @@ def from_spec(spec: str, alpha: float | Schedule, staleness_fn: Callable[[int], 
     >>> from_spec("fedbuff:8", 0.6, staleness.constant()).spec
     'fedbuff(8, eta=1.0, constant)'
     """
-    name, _, rest = spec.partition(":")
-    try:
-        numbers = [float(part) for part in rest.split(",")] if rest else []
-        match name, numbers:
-            case "fedasync", []:
-                return fedasync(alpha, staleness_fn)
-            case "delta", [] | [_]:
-                return delta(alpha, staleness_fn, *numbers)
-            case "fedbuff", [k, *rest_] if len(rest_) <= 1:
-                return fedbuff(_count(k), rest_[0] if rest_ else 1.0, staleness_fn)
-            case "fedavg", [k]:
-                return fedavg(_count(k))
-            case "sgd", []:
-                return fedasync(1.0)
-    except InvalidValue:
-        raise
-    except ValueError:
-        pass
+    match staleness.spec_parts(spec):
+        case "fedasync", []:
+            return fedasync(alpha, staleness_fn)
+        case "delta", []:
+            return delta(alpha, staleness_fn)
+        case "delta", [beta]:
+            return delta(alpha, staleness_fn, beta)
+        case "fedbuff", [k] if k.is_integer():
+            return fedbuff(int(k), staleness_fn=staleness_fn)
+        case "fedbuff", [k, eta] if k.is_integer():
+            return fedbuff(int(k), eta, staleness_fn)
+        case "fedavg", [k] if k.is_integer():
+            return fedavg(int(k))
+        case "sgd", []:
+            return fedasync(1.0)
     raise InvalidValue(
         f"rule {spec!r} is unknown; use fedasync, delta, delta:BETA, fedbuff:K, fedbuff:K,ETA, fedavg:K or sgd, "
         "for instance fedbuff:10"
@@ -232,12 +227,6 @@ def _in_0_1(alpha: float) -> float:
     if not 0.0 < alpha <= 1.0:
         raise InvalidValue(f"alpha is {alpha!r} but must lie in (0, 1]; 0.6 is a good start")
     return float(alpha)
-
-
-def _count(number: float) -> int:
-    if not number.is_integer():
-        raise ValueError
-    return int(number)
 
 
 def _whole(rule: str, k: int) -> None:

@@ -28,23 +28,19 @@ class StalenessFn:
     def __post_init__(self) -> None:
         table = tuple(_bounded(self.spec, self.formula, u) for u in range(CHECKED_TO + 1))
         for u in range(1, CHECKED_TO + 1):
-            if table[u] > table[u - 1]:
-                raise _rises(self.spec, u, table[u - 1], table[u])
+            _refuse_rise(self.spec, u, table[u - 1], table[u])
         object.__setattr__(self, "table", table)
 
     def __call__(self, staleness: int) -> float:
         u = _counted(staleness)
         value = _bounded(self.spec, self.formula, u)
-        if u <= CHECKED_TO:
-            if value != self.table[u]:
-                raise InvalidValue(
-                    f"staleness function {self.spec}: s({u}) was {self.table[u]!r} and is now {value!r}; "
-                    "the same argument must give the same answer"
-                )
-            return value
-        before = min(self.table[CHECKED_TO], _bounded(self.spec, self.formula, u - 1))
-        if value > before:
-            raise _rises(self.spec, u, before, value)
+        if u > CHECKED_TO:
+            _refuse_rise(self.spec, u, min(self.table[CHECKED_TO], _bounded(self.spec, self.formula, u - 1)), value)
+        elif value != self.table[u]:
+            raise InvalidValue(
+                f"staleness function {self.spec}: s({u}) was {self.table[u]!r} and is now {value!r}; "
+                "the same argument must give the same answer"
+            )
         return value
 
 
@@ -106,28 +102,32 @@ def from_spec(spec: str) -> StalenessFn:
     >>> from_spec("hinge:10,4") == hinge(10, 4)
     True
     """
-    name, _, arguments = spec.partition(":")
-    build = _BUILDERS.get(name)
-    try:
-        numbers = [float(part) for part in arguments.split(",")] if arguments else []
-        if build is not None:
-            return build(*numbers)
-    except InvalidValue:
-        raise
-    except (TypeError, ValueError):
-        pass
+    match spec_parts(spec):
+        case "constant", []:
+            return constant()
+        case "polynomial", [a]:
+            return polynomial(a)
+        case "hinge", [a, b]:
+            return hinge(a, b)
+        case "exponential", [a]:
+            return exponential(a)
     raise InvalidValue(
         f"staleness_fn {spec!r} is unknown; use constant, polynomial:A, hinge:A,B or exponential:A, "
         "for instance polynomial:0.5"
     )
 
 
-_BUILDERS: dict[str, Callable[..., StalenessFn]] = {
-    "constant": constant,
-    "polynomial": polynomial,
-    "hinge": hinge,
-    "exponential": exponential,
-}
+def spec_parts(spec: str) -> tuple[str, list[float] | None]:
+    """The name in a settings string and the numbers behind it; None where they are not numbers.
+
+    >>> spec_parts("hinge:10,4"), spec_parts("constant"), spec_parts("hinge:x")
+    (('hinge', [10.0, 4.0]), ('constant', []), ('hinge', None))
+    """
+    name, _, rest = spec.partition(":")
+    try:
+        return name, [float(part) for part in rest.split(",")] if rest else []
+    except ValueError:
+        return name, None
 
 
 def _constant(_: int) -> float:
@@ -175,11 +175,12 @@ def _short(value: float) -> str:
     return repr(value).removesuffix(".0")
 
 
-def _rises(spec: str, u: int, before: float, value: float) -> InvalidValue:
-    return InvalidValue(
-        f"staleness function {spec}: s({u}) = {value!r} is above {before!r}, which a smaller staleness got; "
-        "s must not rise with staleness"
-    )
+def _refuse_rise(spec: str, u: int, before: float, value: float) -> None:
+    if value > before:
+        raise InvalidValue(
+            f"staleness function {spec}: s({u}) = {value!r} is above {before!r}, which a smaller staleness got; "
+            "s must not rise with staleness"
+        )
 
 
 def _at_least_0(name: str, parameter: str, value: float) -> float:

@@ -17,7 +17,7 @@ import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from math import inf
+from math import inf, isfinite
 from typing import assert_never
 
 from offbeat.core.kernel import Updater, mixed
@@ -207,6 +207,8 @@ class FlowerRun:
     def _seen(self, lease: messages.Lease, x_new: Model) -> tuple[bool, float | None, bool]:
         """Is it finite, how far is it from x_tau where that matters, and is x_tau gone where it is needed?"""
         c, base = self.coordinator, self._bases.get(lease.task)
-        seen = self.updater.measure(x_new.vector, base.vector if base is not None else None)
-        needed = c.needs_base or c.needs_distance
-        return seen.finite, seen.distance if c.needs_distance and base is not None else None, needed and base is None
+        if base is None or not c.needs_distance:
+            gone = base is None and (c.needs_base or c.needs_distance)
+            return self.updater.finite(x_new.vector), None, gone
+        distance = self.updater.distance(x_new.vector, base.vector)
+        return isfinite(distance), distance, False

@@ -25,11 +25,9 @@ class Contribution:
         self._factor = 1.0
         self._unpublished: list[tuple[int, float, float]] = []
 
-    def count(self, device: int, keep: float, new: float, *, publish: bool = True) -> None:
+    def count(self, device: int, keep: float, new: float) -> None:
         """An update of this device was mixed with these coefficients."""
         self._unpublished.append((device, keep, new))
-        if publish:
-            self.publish()
 
     def publish(self) -> None:
         """What was mixed since the last version is in the next one."""
@@ -45,7 +43,6 @@ class Contribution:
         return {device: share * self._factor for device, share in self._relative.items()}
 
     def state(self) -> dict[str, Any]:
-        """Everything, as plain numbers."""
         return {
             "mass": list(self.mass.items()),
             "relative": list(self._relative.items()),

@@ -13,47 +13,15 @@ Two parts decide on their own: the `Judge` what becomes of a pushed update, the 
 follows from what is said here.
 """
 
-from collections import OrderedDict
 from math import inf
 from typing import assert_never
 
 from offbeat.core.rules import Mix, Rule
 from offbeat.errors import InvariantBroken
+from offbeat.protocol import messages
 from offbeat.protocol.dispatch import Available, Dispatcher, Progress
 from offbeat.protocol.judging import Judge
-from offbeat.protocol.messages import (
-    AnswerPush,
-    BadUpdateArrived,
-    Command,
-    Decision,
-    Evaluated,
-    EvaluateModel,
-    Event,
-    Finish,
-    FleetJoined,
-    HeartbeatArrived,
-    Lease,
-    LeaseReturned,
-    MixUpdate,
-    Outcome,
-    PublishVersion,
-    Quarantine,
-    RequestEnded,
-    SendTask,
-    ServerRestarted,
-    TaskRequested,
-    TellFinished,
-    TellQuarantined,
-    TimePassed,
-    UpdateArrived,
-    UpdateMixed,
-    VersionPublished,
-    WakeAt,
-    WorkerBarred,
-    WorkerJoined,
-    WorkerLeft,
-    WorkerReadmitted,
-)
+from offbeat.protocol.messages import Command, Decision, Event, Lease, Outcome
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
 from offbeat.protocol.story import Story
@@ -82,7 +50,7 @@ class Coordinator:
         self.gradients = 0
         """Gradients in the versions decided on; those of a group count when its version does."""
         self.gradients_mixed = 0
-        self.evaluations: list[Evaluated] = []
+        self.evaluations: list[messages.Evaluated] = []
         self.evaluated_t = 0
         """The newest version whose evaluation was asked for."""
         self.end_reason = ""
@@ -91,6 +59,7 @@ class Coordinator:
         self.judge = Judge(rule, plan)
         self.dispatcher = Dispatcher(plan, self.scheduler, available, seed)
         self.book, self.idle = self.dispatcher.book, self.dispatcher.idle
+        self.leases, self.released = self.book.open, self.book.released
         self.group, self.contribution = self.dispatcher.group, self.dispatcher.contribution
         self.woken_at = inf
         """The moment of the last `WakeAt` that has not come yet."""
@@ -110,38 +79,38 @@ class Coordinator:
         if event.at >= self.plan.until_s:  # all else that can end a run was looked at when it changed
             self.end_if_enough()
         match event:
-            case UpdateArrived():
+            case messages.UpdateArrived():
                 self._arrived(event)
-            case TaskRequested():
+            case messages.TaskRequested():
                 self._requested(event.worker)
-            case UpdateMixed():
+            case messages.UpdateMixed():
                 self._mixed(event.sequence)
-            case VersionPublished():
+            case messages.VersionPublished():
                 self._published(event.t)
-            case TimePassed():
+            case messages.TimePassed():
                 self._passed()
-            case FleetJoined():
+            case messages.FleetJoined():
                 self.dispatcher.add_fleet(event.size, event.devices, without=self.quarantined)
-            case WorkerJoined():
+            case messages.WorkerJoined():
                 self.dispatcher.device_of[event.worker] = event.device
-            case WorkerLeft():
+            case messages.WorkerLeft():
                 self._left(event.worker)
-            case LeaseReturned():
+            case messages.LeaseReturned():
                 self._returned(event)
-            case RequestEnded():
+            case messages.RequestEnded():
                 self.idle.discard(event.worker)
-            case ServerRestarted():
+            case messages.ServerRestarted():
                 self.dispatcher.renew(self.at)
-            case BadUpdateArrived():
+            case messages.BadUpdateArrived():
                 self._bad_arrived(event)
-            case WorkerBarred():
+            case messages.WorkerBarred():
                 if self.judge.quarantined.bar(event.worker, event.why):
                     self._quarantine(event.worker, event.why)
-            case WorkerReadmitted():
+            case messages.WorkerReadmitted():
                 self.judge.quarantined.readmit(event.worker)
-            case HeartbeatArrived():
+            case messages.HeartbeatArrived():
                 self.book.extend(event.task, self.at + self.plan.lease_s)
-            case Evaluated():
+            case messages.Evaluated():
                 self._evaluated(event)
             case _:
                 assert_never(event)
@@ -154,16 +123,6 @@ class Coordinator:
         return commands
 
     # --- what others may ask -----------------------------------------------------------------------------------------
-
-    @property
-    def leases(self) -> dict[int, Lease]:
-        """The open leases, by task."""
-        return self.book.open
-
-    @property
-    def released(self) -> OrderedDict[int, tuple[Lease, bool]]:
-        """The latest released leases, and whether they were revoked."""
-        return self.book.released
 
     @property
     def queued(self) -> int:
@@ -193,7 +152,9 @@ class Coordinator:
 
     def _is_awaited(self, command: Command) -> bool:
         """Is it better to grant after this is done? A mixing: the next lease then starts from its result."""
-        return isinstance(command, MixUpdate) or (isinstance(command, EvaluateModel) and self.needs_evaluation)
+        return isinstance(command, messages.MixUpdate) or (
+            isinstance(command, messages.EvaluateModel) and self.needs_evaluation
+        )
 
     def _require(self, holds: bool, what: str) -> None:
         if not holds:
@@ -204,11 +165,11 @@ class Coordinator:
     def _requested(self, worker: int) -> None:
         lease = self.book.of_worker(worker)
         if self.end_reason:
-            self._commands.append(TellFinished(worker))
+            self._commands.append(messages.TellFinished(worker))
         elif worker in self.quarantined:
-            self._commands.append(TellQuarantined(worker, self.quarantined[worker]))
+            self._commands.append(messages.TellQuarantined(worker, self.quarantined[worker]))
         elif lease:
-            self._commands.append(SendTask(lease))
+            self._commands.append(messages.SendTask(lease))
         else:
             self.dispatcher.wait(worker)
 
@@ -216,12 +177,12 @@ class Coordinator:
         self._commands += self.dispatcher.dismiss(worker)
         self.dispatcher.device_of.pop(worker, None)
 
-    def _returned(self, event: LeaseReturned) -> None:
+    def _returned(self, event: messages.LeaseReturned) -> None:
         lease = self.leases.get(event.task)
         if lease and lease.worker == event.worker:
             self._commands.append(self.dispatcher.release(lease))
 
-    def _bad_arrived(self, event: BadUpdateArrived) -> None:
+    def _bad_arrived(self, event: messages.BadUpdateArrived) -> None:
         """It counts where a push would be judged: under an open or released lease of the worker that sent it."""
         lease, _ = self.book.find(event.task)
         if lease and lease.worker == event.worker and not self.end_reason:
@@ -232,12 +193,12 @@ class Coordinator:
             self._quarantine(worker, why)
 
     def _quarantine(self, worker: int, why: str) -> None:
-        self._commands.append(Quarantine(worker, why))
+        self._commands.append(messages.Quarantine(worker, why))
         self._commands += self.dispatcher.dismiss(worker, revoked=True)
 
     # --- updates -----------------------------------------------------------------------------------------------------
 
-    def _arrived(self, event: UpdateArrived) -> None:
+    def _arrived(self, event: messages.UpdateArrived) -> None:
         answer = self.judge.known_answer(event) or self._judged(event)
         self._commands.append(answer)
         if answer.decision and not answer.repeated:
@@ -246,12 +207,12 @@ class Coordinator:
             if why:
                 self._misbehaved(event.worker, why)
 
-    def _judged(self, event: UpdateArrived) -> AnswerPush:
+    def _judged(self, event: messages.UpdateArrived) -> messages.AnswerPush:
         lease, revoked = self.book.find(event.task)
         if lease is None:
-            return AnswerPush(event.worker, event.task, Outcome.UNKNOWN_TASK)
+            return messages.AnswerPush(event.worker, event.task, Outcome.UNKNOWN_TASK)
         if lease.worker != event.worker:
-            return AnswerPush(event.worker, event.task, Outcome.NOT_YOURS)
+            return messages.AnswerPush(event.worker, event.task, Outcome.NOT_YOURS)
         outcome = self.judge.outcome(
             event,
             ending=bool(self.end_reason),
@@ -259,14 +220,14 @@ class Coordinator:
             queue_is_full=self.queued >= self.plan.queue_max,
         )
         if outcome is Outcome.BUSY:
-            return AnswerPush(event.worker, event.task, outcome, retry_after_s=self.plan.retry_after_s)
-        return AnswerPush(event.worker, event.task, outcome, self._decided(event, lease, outcome))
+            return messages.AnswerPush(event.worker, event.task, outcome, retry_after_s=self.plan.retry_after_s)
+        return messages.AnswerPush(event.worker, event.task, outcome, self._decided(event, lease, outcome))
 
     def _is_too_stale(self, lease: Lease) -> bool:
         bound = 0 if self.scheduler.group else self.plan.bound()
         return self.t_decided - lease.tau > bound or self.dispatcher.pace.breaks_promise(lease, self.t_decided, bound)
 
-    def _decided(self, event: UpdateArrived, lease: Lease, outcome: Outcome) -> Decision:
+    def _decided(self, event: messages.UpdateArrived, lease: Lease, outcome: Outcome) -> Decision:
         decision = self.judge.decide(event, lease, outcome, self.t_decided + 1)
         self.dispatcher.close(lease)
         if decision.mix is not None:
@@ -280,8 +241,8 @@ class Coordinator:
         self.group.took(lease.device)
         if self.scheduler.local_iterations_max:
             self.dispatcher.speeds.learn(lease, self.at, decision.gradients)
-        self.contribution.count(lease.device, mix.keep, mix.new, publish=False)
-        self._commands.append(MixUpdate(decision))
+        self.contribution.count(lease.device, mix.keep, mix.new)
+        self._commands.append(messages.MixUpdate(decision))
         if mix.publish:
             self._version_decided()
 
@@ -318,7 +279,7 @@ class Coordinator:
         due = min(self.dispatcher.next_due(self.at), self.plan.until_s)
         if self.at < due < self.woken_at and not self.end_reason:
             self.woken_at = due
-            self._commands.append(WakeAt(due))
+            self._commands.append(messages.WakeAt(due))
 
     def _passed(self) -> None:
         if self.at >= self.woken_at:
@@ -334,22 +295,20 @@ class Coordinator:
             return
         self.judge.memory = self.rule.memory
         self._version_decided()
-        self._commands.append(PublishVersion(self.t_decided))
+        self._commands.append(messages.PublishVersion(self.t_decided))
 
     # --- evaluation and the end --------------------------------------------------------------------------------------
 
     def _evaluate(self) -> None:
-        if self.evaluated_t != self.t or not self.t:
-            self.evaluated_t = self.t
-            self._commands.append(EvaluateModel(self.t))
+        self.evaluated_t = self.t
+        self._commands.append(messages.EvaluateModel(self.t))
 
-    def _evaluated(self, event: Evaluated) -> None:
+    def _evaluated(self, event: messages.Evaluated) -> None:
         self.evaluations.append(event)
         if self.plan.target and self.plan.target.reached(event.metrics) and not self.end_reason:
             self.end_reason = f"target {self.plan.target} reached at epoch {event.t}"
 
     def end_if_enough(self) -> None:
-        """End the run if its plan says so."""
         if not self.end_reason:
             self.end_reason = self.plan.end(self.t_decided, self.gradients, self.at, self.judge.not_finite)
 
@@ -358,4 +317,4 @@ class Coordinator:
             self.finished = True
             if self.t and self.evaluated_t != self.t:
                 self._evaluate()
-            self._commands.append(Finish(self.end_reason))
+            self._commands.append(messages.Finish(self.end_reason))

@@ -12,13 +12,12 @@ from math import inf
 from typing import NamedTuple
 
 from offbeat.protocol.contribution import Contribution
-from offbeat.protocol.groups import Group
+from offbeat.protocol.idle import Idle
 from offbeat.protocol.leases import LeaseBook
 from offbeat.protocol.messages import Command, Evaluated, Lease, ReleaseTask, SendTask
-from offbeat.protocol.pacing import Pace
+from offbeat.protocol.pacing import Group, Pace
 from offbeat.protocol.plan import Plan
-from offbeat.protocol.scheduler import Idle, Scheduler
-from offbeat.protocol.speeds import Speeds
+from offbeat.protocol.scheduler import Scheduler, Speeds
 
 Available = Callable[[int, float], bool]
 """Can this waiting worker take a task at this moment? A pure function."""
@@ -55,7 +54,6 @@ class Dispatcher:
     # --- workers -----------------------------------------------------------------------------------------------------
 
     def device(self, worker: int) -> int:
-        """The device that a worker trains for."""
         return self.device_of.get(worker, worker % self.fleet if self.fleet else worker)
 
     def add_fleet(self, size: int, devices: int | None, without: Container[int]) -> None:
@@ -66,7 +64,6 @@ class Dispatcher:
                 self.wait(worker)
 
     def wait(self, worker: int) -> None:
-        """The worker waits for a task."""
         self.idle.add(worker, self._mass(worker))
 
     def dismiss(self, worker: int, *, revoked: bool = False) -> list[Command]:
@@ -87,7 +84,6 @@ class Dispatcher:
         return ReleaseTask(lease, revoked)
 
     def close(self, lease: Lease) -> None:
-        """The task of this lease is answered."""
         self.pace.closed(lease)
         self.book.close(lease)
 
@@ -98,7 +94,6 @@ class Dispatcher:
             self.book.extend(task, at + self.plan.lease_s)
 
     def release_expired(self, at: float) -> list[Command]:
-        """Release every lease whose deadline has passed."""
         if at >= self.retry_due:
             self.retry_due = inf
         return [self.release(lease) for lease in self.book.expired(at)]
@@ -114,7 +109,6 @@ class Dispatcher:
         return min(due, trigger, max(self.pace.gives_up_at(), self.trigger_due))
 
     def trigger(self, now: Progress, evaluations: Sequence[Evaluated]) -> list[Command]:
-        """Give tasks to waiting workers while there is room for more."""
         if now.at < self.trigger_due or not len(self.idle):
             return []
         commands: list[Command] = []
@@ -134,7 +128,6 @@ class Dispatcher:
         return commands
 
     def _room(self, now: Progress) -> bool:
-        """May one more task be in flight?"""
         if not self.scheduler.group:
             return len(self.book.open) < self.plan.in_flight_max
         return now.t == now.t_decided and len(self.book.open) + self.group.arrived < self.scheduler.quota

@@ -2,19 +2,21 @@
 
 Rules kept here:
 - A task is answered once. A push that comes again gets the first answer again and changes nothing.
-- A worker whose updates are bad too often in a row is quarantined. Bad is what no honest training produces: NaN,
-  infinity, or a distance that the gate refuses. A late update is not bad.
+- A worker whose updates are bad too often in a row is quarantined. Bad is what no honest training produces: garbage,
+  NaN or infinity, a distance that the gate refuses. A late update is not bad. One applied update makes up for every bad
+  one before it.
+- A quarantine belongs to the worker's number: leaving and joining again does not lift it; only a readmission does.
 - The rule sees an update as the gate lets it through.
 """
 
 from collections import OrderedDict
+from typing import Any
 
 from offbeat.core.gate import Accepted, clipped
 from offbeat.core.rules import Facts, Mix, Rule
 from offbeat.errors import InvariantBroken
 from offbeat.protocol.messages import AnswerPush, Decision, Lease, Outcome, UpdateArrived
 from offbeat.protocol.plan import Plan
-from offbeat.protocol.quarantine import QuarantinedWorkers
 
 
 class Judge:
@@ -68,7 +70,6 @@ class Judge:
         return Decision(self.decisions, event.at, lease, outcome, t, staleness, mix, *counts)
 
     def remember(self, answer: AnswerPush) -> None:
-        """Keep an answer for a push that comes again."""
         self.answers[answer.task] = answer.again()
         if len(self.answers) > self.plan.answers_kept:
             self.answers.popitem(last=False)
@@ -99,3 +100,40 @@ class Judge:
         if event.distance is None:
             raise InvariantBroken(f"the gate needs ||x_new - x_tau||, which was not measured: {event}")
         return self.plan.gate.judge(event.distance, self.accepted)
+
+
+class QuarantinedWorkers:
+    """Who is quarantined and why, and the bad updates in a row of all others."""
+
+    def __init__(self, bad_updates_max: int | None) -> None:
+        self.reasons: dict[int, str] = {}
+        self._bad_updates_max = bad_updates_max
+        self._bad: dict[int, int] = {}
+
+    def count_bad(self, worker: int, why: str) -> bool:
+        """One more bad update; true where the worker is quarantined for it now."""
+        if self._bad_updates_max is None or worker in self.reasons:
+            return False
+        self._bad[worker] = self._bad.get(worker, 0) + 1
+        return self._bad[worker] >= self._bad_updates_max and self.bar(worker, why)
+
+    def bar(self, worker: int, why: str) -> bool:
+        """Quarantine the worker at once; false where it is quarantined already."""
+        if worker in self.reasons:
+            return False
+        self.reasons[worker] = why
+        return True
+
+    def forgive(self, worker: int) -> None:
+        """An update of the worker was applied: its count begins anew."""
+        self._bad.pop(worker, None)
+
+    def readmit(self, worker: int) -> None:
+        self.reasons.pop(worker, None)
+        self._bad.pop(worker, None)
+
+    def state(self) -> dict[str, Any]:
+        return {"bad": list(self._bad.items()), "quarantined": list(self.reasons.items())}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._bad, self.reasons = dict(state["bad"]), dict(state["quarantined"])

@@ -43,7 +43,6 @@ class LeaseBook:
         local_iterations: int | None = None,
         gamma: float | None = None,
     ) -> Lease:
-        """A new lease, with the next task number."""
         number = self.tasks_of.get(device, 0)
         self.tasks, self.tasks_of[device] = self.tasks + 1, number + 1
         lease = Lease(self.tasks, worker, device, number, tau, at, deadline, local_iterations, gamma)
@@ -57,12 +56,10 @@ class LeaseBook:
         heapq.heappush(self.deadlines, (lease.deadline, lease.task))
 
     def of_worker(self, worker: int) -> Lease | None:
-        """The open lease of a worker."""
         task = self._task_of.get(worker)
         return None if task is None else self.open[task]
 
     def open_on(self, device: int) -> int:
-        """How many open leases a device has."""
         return self._open_on.get(device, 0)
 
     def oldest(self) -> Lease | None:
@@ -92,7 +89,6 @@ class LeaseBook:
             self.released.popitem(last=False)
 
     def extend(self, task: int, deadline: float) -> None:
-        """The worker gave a sign of life."""
         lease = self.open.get(task)
         if lease:
             self.open[task] = replace(lease, deadline=deadline)
@@ -118,7 +114,6 @@ class LeaseBook:
         return self.deadlines[0][0] if self.deadlines else inf
 
     def state(self, plain: Callable[[Lease], Any]) -> dict[str, Any]:
-        """Everything, with leases made plain."""
         return {
             "open": [plain(lease) for lease in self.open.values()],
             "released": [[plain(lease), revoked] for lease, revoked in self.released.values()],

@@ -15,8 +15,6 @@ from offbeat.core.rules import Mix
 
 
 class Outcome(StrEnum):
-    """What became of a pushed update."""
-
     APPLIED = "applied"
     TOO_STALE = "too_stale"
     NOT_FINITE = "not_finite"
@@ -217,24 +215,10 @@ class TimePassed:
     at: float
 
 
-Event = (
-    FleetJoined
-    | WorkerJoined
-    | WorkerLeft
-    | LeaseReturned
-    | TaskRequested
-    | RequestEnded
-    | ServerRestarted
-    | HeartbeatArrived
-    | UpdateArrived
-    | BadUpdateArrived
-    | WorkerBarred
-    | WorkerReadmitted
-    | UpdateMixed
-    | VersionPublished
-    | Evaluated
-    | TimePassed
-)
+OfWorker = WorkerJoined | WorkerLeft | TaskRequested | RequestEnded | WorkerBarred | WorkerReadmitted
+OfTask = LeaseReturned | HeartbeatArrived | UpdateArrived | BadUpdateArrived
+OfRun = FleetJoined | ServerRestarted | UpdateMixed | VersionPublished | Evaluated | TimePassed
+Event = OfWorker | OfTask | OfRun
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
@@ -280,7 +264,6 @@ class AnswerPush:
     """The task was answered before: this is the first answer again."""
 
     def again(self) -> "AnswerPush":
-        """The answer to the next push of this task."""
         return AnswerPush(self.worker, self.task, self.outcome, self.decision, self.retry_after_s, repeated=True)
 
 
@@ -320,16 +303,6 @@ class Finish:
     reason: str
 
 
-Command = (
-    SendTask
-    | ReleaseTask
-    | MixUpdate
-    | PublishVersion
-    | AnswerPush
-    | EvaluateModel
-    | WakeAt
-    | TellFinished
-    | Quarantine
-    | TellQuarantined
-    | Finish
-)
+ToWorker = SendTask | ReleaseTask | AnswerPush | TellFinished | TellQuarantined
+ToServer = MixUpdate | PublishVersion | EvaluateModel | WakeAt | Quarantine | Finish
+Command = ToWorker | ToServer

@@ -1,6 +1,12 @@
-"""Owns the staleness policy `pace`: new leases wait while an open one could otherwise become staler than the bound."""
+"""Owns what new leases wait for: under the policy `pace` an open lease, under a synchronous rule a group of tasks.
+
+Rules kept here:
+- `pace`: new leases wait while an open one could otherwise become staler than the bound, but not for ever.
+- Groups: a group is given up waiting for at its deadline.
+"""
 
 from math import inf
+from typing import Any
 
 from offbeat.protocol.leases import LeaseBook
 from offbeat.protocol.messages import Lease
@@ -35,11 +41,9 @@ class Pace:
         return self.held_back[1] + self._wait_s if self.held_back else inf
 
     def overdue(self, at: float) -> Lease | None:
-        """The lease that has held others back for too long."""
         return self._book.open[self.held_back[0]] if self.held_back and at >= self.gives_up_at() else None
 
     def closed(self, lease: Lease) -> None:
-        """The lease no longer holds others back."""
         if self.held_back and self.held_back[0] == lease.task:
             self.held_back = None
 
@@ -49,3 +53,37 @@ class Pace:
         if self._bound is None or oldest is None or late.task in self._book.open:
             return False
         return (t_decided + 1 - oldest.tau) + (len(self._book.open) - 1) > bound
+
+
+class Group:
+    """FedAvg's k tasks that start from one version; nothing happens here under an asynchronous rule."""
+
+    def __init__(self, deadline_s: float | None) -> None:
+        self.deadline_s = inf if deadline_s is None else deadline_s
+        self.devices: set[int] = set()
+        """Devices whose update is in it: none is asked for a second one."""
+        self.arrived = 0
+        self.due = inf
+        self._begun = False
+
+    def granted(self, at: float) -> None:
+        """A task of this group was given out; the first one starts its clock."""
+        if not self._begun:
+            self._begun = True
+            self.due = at + self.deadline_s
+
+    def took(self, device: int) -> None:
+        self.arrived += 1
+        self.devices.add(device)
+
+    def over(self) -> None:
+        """Its version is decided on; the next task begins another."""
+        self._begun, self.arrived, self.due = False, 0, inf
+        self.devices.clear()
+
+    def state(self) -> list[Any]:
+        return [sorted(self.devices), self.arrived, None if self.due == inf else self.due, self._begun]
+
+    def restore(self, state: list[Any]) -> None:
+        devices, self.arrived, due, self._begun = state
+        self.devices, self.due = set(devices), inf if due is None else due

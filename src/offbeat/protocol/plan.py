@@ -33,7 +33,6 @@ class Target:
         raise InvalidValue(f"target is {text!r}; write it like accuracy>=0.95 or loss<=0.1")
 
     def reached(self, metrics: Mapping[str, float]) -> bool:
-        """Do these metrics end the run?"""
         compare: Callable[[float, float], bool] = operator.ge if self.sign == ">=" else operator.le
         return self.metric in metrics and compare(metrics[self.metric], self.value)
 
@@ -100,8 +99,9 @@ class Plan:
 
     def bound(self) -> float:
         """The largest staleness that is accepted."""
-        bounded = self.staleness_policy != "weigh" and self.staleness_max is not None
-        return self.staleness_max if bounded and self.staleness_max is not None else inf
+        if self.staleness_policy == "weigh" or self.staleness_max is None:
+            return inf
+        return self.staleness_max
 
     def end(self, t: int, gradients: int, at: float, not_finite: int) -> str:
         """Why a run that has come so far ends; empty where it goes on. A target is looked at when it is evaluated."""

@@ -122,7 +122,6 @@ def number(value: float) -> float | None:
 
 
 def moment(value: float | None) -> float:
-    """A moment back from JSON."""
     return inf if value is None else value
 
 

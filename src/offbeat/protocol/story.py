@@ -1,8 +1,9 @@
 """Owns what a coordinator went through lately: every error about a task tells its story."""
 
+import re
 from collections import deque
 
-from offbeat.protocol.messages import AnswerPush, Command, Event, MixUpdate, ReleaseTask, SendTask
+from offbeat.protocol.messages import Command, Event
 
 STORY_LENGTH = 256
 
@@ -17,24 +18,8 @@ class Story:
         self._told.append((event, commands))
 
     def latest(self, count: int) -> list[str]:
-        """The latest events and their commands, a line each."""
         return [f"{event} -> {commands}" for event, commands in list(self._told)[-count:]]
 
     def of_task(self, task: int) -> list[str]:
-        """What happened to a task lately, a line each."""
-        return [
-            f"{event} -> {commands}"
-            for event, commands in self._told
-            if getattr(event, "task", None) == task or any(_task(command) == task for command in commands)
-        ]
-
-
-def _task(command: Command) -> int | None:
-    match command:
-        case SendTask() | ReleaseTask():
-            return command.lease.task
-        case MixUpdate():
-            return command.decision.lease.task
-        case AnswerPush():
-            return command.task
-    return None
+        """The lines in which an event or a command names this task."""
+        return [line for line in self.latest(STORY_LENGTH) if re.search(rf"\btask={task}\b", line)]

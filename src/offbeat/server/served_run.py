@@ -18,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 from offbeat.core.kernel import Updater
@@ -193,8 +194,8 @@ class ServedRun:
                 base_gone = True
         if x_tau is None or not self.coordinator.needs_distance:
             return self.updater.finite(x, between=lambda: unload([x])), None, base_gone
-        seen = self.updater.measure(x, x_tau, between=lambda: unload([x, x_tau]))
-        return seen.finite, seen.distance, False
+        distance = self.updater.distance(x, x_tau, between=lambda: unload([x, x_tau]))
+        return isfinite(distance), distance, False
 
     def _judged(self, task: int, done: "Future[list[Command]]", unpin: ExitStack) -> None:
         unpin.close()

@@ -1,6 +1,7 @@
 """Owns the vectors of a simulated run: the working vector w, the newest version, and the trainings in flight."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from math import isfinite
 
 from offbeat.core.kernel import Updater, mixed
 from offbeat.core.layout import Model
@@ -48,7 +49,8 @@ class Plane:
         update = _done(job)
         x_new, distance = update.x_new.vector, None
         if self.needs_distance:
-            finite, _, distance = self.updater.measure(x_new, job.x_tau.vector)
+            distance = self.updater.distance(x_new, job.x_tau.vector)
+            finite = isfinite(distance)
         else:
             finite = self.updater.finite(x_new)
         numbers = (update.trained.samples, update.trained.gradients, finite, distance)

@@ -23,8 +23,7 @@ from offbeat.errors import InvalidValue, MissingExtra
 from offbeat.hosting.loading import adapted, identity, load
 from offbeat.method import method_of
 from offbeat.protocol.messages import Decision, Evaluated
-from offbeat.protocol.scheduler import GammaSchedule
-from offbeat.protocol.schedules import Plateau
+from offbeat.protocol.scheduler import GammaSchedule, Plateau
 from offbeat.settings import Settings
 from offbeat.sim.choose import ANYWHERE, Chosen, executor_of, wishes_of
 from offbeat.sim.curve import CONTRIBUTION, CURVE, CurvePoint, CurveRecorder, write_contribution, write_curve

@@ -64,5 +64,5 @@ class DeviceFold:
         for (_, staleness), weight in weights_in_version(version):
             self.weights[staleness, float(f"{weight:.3g}")] += 1
         for (device, _), keep, new in version:
-            self._contribution.count(device, keep, new, publish=False)
+            self._contribution.count(device, keep, new)
         self._contribution.publish()

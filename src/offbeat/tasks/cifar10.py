@@ -4,13 +4,18 @@ Images are cropped to their middle 24 x 24 pixels; the mean image of the trainin
 divided by 128. There is no augmentation.
 """
 
+from collections.abc import Sequence
+from typing import Any, overload
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from offbeat.core.layout import Array
 from offbeat.data import cifar10 as data
+from offbeat.errors import InvalidValue
+from offbeat.partition import Indices
 from offbeat.partition import partition as deal
-from offbeat.tasks.dealt import Dealt, at_least
 from offbeat.train.task import Task
 
 CROP = slice(4, 28)
@@ -19,6 +24,8 @@ SCALE = 128.0
 SPLIT_SEED = 0
 CLASSES = 10
 DROPOUT = 0.25
+
+Pair = tuple[Any, Any]
 
 
 def cifar10(
@@ -29,27 +36,47 @@ def cifar10(
     test_max: int = 10_000,
 ) -> Task:
     """The paper's CNN (`width` 64; 16 is a quarter of it) on 50,000 images, dealt out to the devices."""
-    at_least("width", width, 1)
-    at_least("test_max", test_max, 1)
+    at_least_1("width", width)
+    at_least_1("test_max", test_max)
     images = data()
     train, test = images.train_images[:, :, CROP, CROP], images.test_images[:test_max, :, CROP, CROP]
-    mean = train.mean(axis=0, dtype=np.float64).astype(np.float32)
-
-    def prepare(raw: np.ndarray) -> np.ndarray:
-        prepared: np.ndarray = (raw.astype(np.float32) - mean) / np.float32(SCALE)
-        return prepared
-
     parts = deal(images.train_labels, devices, partition, seed=SPLIT_SEED, sizes=partition_sizes)
+    dealt = DealtImages(train, images.train_labels, parts)
     return Task(
         model=lambda: PaperCNN(width),
         loss=nn.functional.cross_entropy,
-        data=Dealt(train, images.train_labels, parts, prepare),
-        test=(prepare(test), images.test_labels[:test_max]),
+        data=dealt,
+        test=(dealt.prepared(test), images.test_labels[:test_max]),
         gamma=0.1,
         rho=0.005,
         batch_size=50,
         local_passes=1,
     )
+
+
+class DealtImages(Sequence[Pair]):
+    """(inputs, targets) of every device; inputs are prepared when they are read, because floats take more memory."""
+
+    def __init__(self, images: Array, labels: Array, parts: Sequence[Indices]) -> None:
+        self.images, self.labels, self.parts = images, labels, parts
+        self.mean = images.mean(axis=0, dtype=np.float64).astype(np.float32)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    @overload
+    def __getitem__(self, device: int) -> Pair: ...
+    @overload
+    def __getitem__(self, device: slice) -> Sequence[Pair]: ...
+    def __getitem__(self, device: int | slice) -> Pair | Sequence[Pair]:
+        if isinstance(device, slice):
+            return [self[i] for i in range(len(self))[device]]
+        part = self.parts[device]
+        return self.prepared(self.images[part]), self.labels[part]
+
+    def prepared(self, images: Array) -> Array:
+        prepared: Array = (images.astype(np.float32) - self.mean) / np.float32(SCALE)
+        return prepared
 
 
 class PaperCNN(nn.Module):
@@ -93,3 +120,8 @@ def xavier(module: nn.Module) -> None:
                 nn.init.xavier_uniform_(parameter)
             elif name.rpartition(".")[2].startswith("bias"):
                 nn.init.zeros_(parameter)
+
+
+def at_least_1(name: str, value: int) -> None:
+    if value < 1:
+        raise InvalidValue(f"{name} is {value} but must be a whole number >= 1")

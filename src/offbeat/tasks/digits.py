@@ -40,7 +40,6 @@ def digits(devices: int = 100, partition: str = "iid", partition_sizes: str | No
 
 
 def perceptron(hidden: int) -> nn.Module:
-    """64 pixels, one hidden layer, ten classes."""
     return torch.nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
 

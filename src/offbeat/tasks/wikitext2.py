@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from offbeat.data import wikitext2 as data
 from offbeat.errors import InvalidValue
-from offbeat.partition import partition_by
-from offbeat.tasks.cifar10 import xavier
-from offbeat.tasks.dealt import Dealt, at_least
+from offbeat.tasks.cifar10 import at_least_1, xavier
 from offbeat.train.task import Task
 
 COLUMNS, ROWS = 20, 35
@@ -25,8 +23,8 @@ def wikitext2(
     devices: int = 100, partition: str = "iid", width: int = 200, vocabulary: int | None = None, test_max: int = 10_000
 ) -> Task:
     """The paper's LSTM (`width` 200, all 33,278 words) on 2,088,628 words, dealt out chunk by chunk."""
-    at_least("width", width, 1)
-    at_least("test_max", test_max, 1)
+    at_least_1("width", width)
+    at_least_1("test_max", test_max)
     if partition != "iid":
         raise InvalidValue(f"partition is {partition!r}, but text has no labels to deal it out by; use iid")
     text = data(vocabulary=vocabulary)
@@ -38,7 +36,7 @@ def wikitext2(
     return Task(
         model=lambda: LanguageModel(words, width),
         loss=word_loss,
-        data=Dealt(inputs, targets, partition_by(np.arange(len(inputs)) % devices)),
+        data=[(inputs[device::devices], targets[device::devices]) for device in range(devices)],
         test=(test[0], test[1]),
         gamma=20.0,
         rho=0.0001,
@@ -88,7 +86,6 @@ class LanguageModel(nn.Module):
 
 
 def word_loss(scores: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy per word."""
     return nn.functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
 

@@ -13,19 +13,19 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import accumulate, pairwise
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from offbeat.core.layout import Array, Layout, Model, aligned
+from offbeat.core.layout import Array, Layout, Model, aligned_copy
 from offbeat.errors import InvalidValue
-from offbeat.task import Trained, Work
+from offbeat.task import Trained
 from offbeat.train.flat import FlatModule, same_layout
-from offbeat.train.lanes import Load, SamplePool, alone, disagrees, flat_obstacle, stream, without_ignored
-from offbeat.train.losses import CrossEntropy, Mse, lane_loss
-from offbeat.train.solver import Batch, Loss, Solver
+from offbeat.train.lanes import Drawn, Jobs, Load, SamplePool, alone, disagrees, flat_obstacle, probe, with_classes
+from offbeat.train.solver import Loss, Solver
+from offbeat.train.stacked import CrossEntropy, Mse, lane_loss, obstacle
 
 JOBS_MIN = 4
 """Trainings that are worth a thread: starting one takes as long as two of the smallest trainings."""
@@ -33,80 +33,45 @@ ACTIVATIONS: dict[type[nn.Module], int] = {nn.ReLU: 1, nn.Tanh: 2, nn.Sigmoid: 3
 """Modules that may follow a linear layer, and their numbers in `loops`."""
 
 
-class Drawn(NamedTuple):
-    """One training, with the batches that were drawn for it."""
-
-    x_tau: Model
-    begin: int
-    """Where its device's samples begin in the pool."""
-    solver: Solver
-    indices: Array
-    counts: Array
-
-
 class Chain:
-    """Trains a task's module, a chain of linear layers, many times over."""
-
     def __init__(self, layers: Array, layout: Layout, pool: SamplePool, solver: Solver, *, of_classes: bool) -> None:
         self.layers, self.layout, self.pool, self.solver = layers, layout, pool, solver
         self.of_classes = of_classes
         self._refused: set[int] = set()
 
     def takes(self, device: int) -> bool:
-        if device in self._refused:
-            return False
-        try:
-            self.pool.place(device)
-        except InvalidValue:
-            self._refused.add(device)
+        if device not in self._refused:
+            try:
+                self.pool.place(device)
+            except InvalidValue:
+                self._refused.add(device)
         return device not in self._refused
 
-    def train(self, jobs: Sequence[tuple[Model, Work, Solver]], threads: int) -> list[tuple[Model, Trained]]:
-        """x_new and the report of every job, in order."""
+    def train(self, jobs: Jobs, threads: int) -> list[tuple[Model, Trained]]:
         done: list[tuple[Model, Trained]] = []
         most = self.pool.devices_max
         for lo in range(0, len(jobs), most):  # all devices of one round are in the pool at the same time
-            part = jobs[lo : lo + most]
-            begins = self.pool.begins([work.device for _, work, _ in part])
-            samples = [self.pool.place(work.device)[1] for _, work, _ in part]
-            drawn = [
-                Drawn(x_tau, begin, solver, *solver.draw(count, stream(work)))
-                for (x_tau, work, solver), begin, count in zip(part, begins, samples, strict=True)
-            ]
-            done += [
-                (x_new, Trained(count, len(one.counts), {"training_loss": loss}))
-                for (x_new, loss), one, count in zip(self.run(drawn, threads), drawn, samples, strict=True)
-            ]
+            done += self.run(self.pool.drawn(jobs[lo : lo + most]), threads)
         return done
 
-    def run(self, drawn: Sequence[Drawn], threads: int = 1) -> list[tuple[Model, float]]:
-        """x_new and the mean loss of every training."""
+    def run(self, drawn: Sequence[Drawn], threads: int = 1) -> list[tuple[Model, Trained]]:
         from offbeat.train.loops import train_many  # it takes a moment to load, and not every run needs it
 
-        models, losses = self._stacked([one.x_tau for one in drawn]), np.zeros(len(drawn))
+        for one in drawn:
+            self.layout = same_layout(self.layout, one.x_tau.layout)
+        models, losses = np.stack([one.x_tau.vector for one in drawn]), np.zeros(len(drawn))
+        begins = self.pool.begins([one.device for one in drawn])
         limits = np.float32(self.solver.weight_decay), inf if self.solver.clip is None else self.solver.clip
-        tables: tuple[Any, ...] = (models, losses, *_tables(drawn), self.layers, *self._samples(), *limits)
+        tables: tuple[Any, ...] = (models, losses, *_tables(drawn, begins), self.layers, *self._samples(), *limits)
         shares = max(1, min(threads, len(drawn) // JOBS_MIN))
         (first, last), *others = pairwise(len(drawn) * share // shares for share in range(shares + 1))
         with ThreadPoolExecutor(len(others) or 1, "training") as pool:  # starts no thread without work
             waiting = [pool.submit(train_many, lo, hi, *tables) for lo, hi in others]
             train_many(first, last, *tables)
-        for one in waiting:
-            one.result()
-        return [(self._model(row), loss) for row, loss in zip(models, losses.tolist(), strict=True)]
-
-    def _stacked(self, starts: Sequence[Model]) -> Array:
-        """A row for every training, begun at its x_tau."""
-        models = np.empty((len(starts), self.layout.size), np.float32)
-        for row, x_tau in zip(models, starts, strict=True):
-            self.layout = same_layout(self.layout, x_tau.layout)
-            row[:] = x_tau.vector
-        return models
-
-    def _model(self, row: Array) -> Model:
-        vector = aligned(self.layout.size)
-        vector[:] = row
-        return Model(self.layout, vector)
+        for share in waiting:
+            share.result()
+        results = zip(drawn, models, losses.tolist(), strict=True)
+        return [(Model(self.layout, aligned_copy(row)), one.reported(loss)) for one, row, loss in results]
 
     def _samples(self) -> tuple[Array, Array, Array]:
         """Inputs, classes, answers; either classes or answers is empty."""
@@ -117,14 +82,14 @@ class Chain:
         return inputs, np.empty(0, np.int64), targets.reshape(len(targets), -1)
 
 
-def _tables(drawn: Sequence[Drawn]) -> tuple[Array, Array, Array, Array]:
+def _tables(drawn: Sequence[Drawn], begins: Sequence[int]) -> tuple[Array, Array, Array, Array]:
     """Arguments of `loops.train_many`: trainings, indices, counts, rates."""
     sizes, iterations = [one.indices.shape[1] for one in drawn], [len(one.counts) for one in drawn]
     indices = np.concatenate([one.indices.ravel() for one in drawn])
     counts = np.concatenate([one.counts for one in drawn])
     first = accumulate((one.indices.size for one in drawn[:-1]), initial=0)
     first_count = accumulate(iterations[:-1], initial=0)
-    trainings = np.array([[one.begin for one in drawn], sizes, iterations, [*first], [*first_count]], np.int64)
+    trainings = np.array([begins, sizes, iterations, [*first], [*first_count]], np.int64)
     rates = np.array([(one.solver.gamma, one.solver.gamma * one.solver.rho) for one in drawn], np.float32)
     return np.ascontiguousarray(trainings.T), indices, counts, rates
 
@@ -148,24 +113,18 @@ def chain_of(flat: FlatModule, loss: Loss, solver: Solver, load: Load, devices_m
     features, columns = int(layers[0, 0]), int(layers[-1, 1])
     if outputs.shape != (size, columns) or inputs[0].numel() != features:
         return "its samples have more dimensions than its layers"
-    pool = SamplePool(_known_classes(without_ignored(load), columns) if of_classes else load, devices_max)
+    pool = SamplePool(with_classes(load, columns) if of_classes else load, devices_max)
     try:
         pool.place(0)
     except InvalidValue as error:
         return str(error)
-    chain = Chain(layers, flat.layout, pool, solver, of_classes=of_classes)
-    return _disagreement(chain, flat, loss, batch) or chain
-
-
-def _disagreement(chain: Chain, flat: FlatModule, loss: Loss, batch: Batch) -> str | None:
-    """Compares one gradient of device 0 in the loop and in torch; returns what is wrong, or None."""
-    solver, probe = chain.solver, Solver(gamma=1.0, rho=0.0, batch_size=chain.solver.batch_size)
-    x_tau, size = Model(flat.layout, flat.values.numpy().copy()), len(batch[0])
-    chain.solver = probe
-    ((x_new, _),) = chain.run([Drawn(x_tau, 0, probe, np.arange(size)[np.newaxis], np.full(1, size))])
+    step = probe(flat, solver, size)
+    chain = Chain(layers, flat.layout, pool, step.solver, of_classes=of_classes)
+    ((x_new, _),) = chain.run([step])
+    if disagrees(x_new.vector, alone(flat, loss, step, batch), step.x_tau.vector):
+        return "its model has another gradient in the compiled loop than in torch"
     chain.solver = solver
-    same = not disagrees(x_new.vector, alone(flat, loss, probe, batch, x_tau), x_tau.vector)
-    return None if same else "its model has another gradient in the compiled loop than in torch"
+    return chain
 
 
 def _obstacle(flat: FlatModule) -> str | None:
@@ -182,28 +141,24 @@ def _obstacle(flat: FlatModule) -> str | None:
 
 def module_obstacle(module: nn.Module) -> str | None:
     """Why this module is no chain of linear layers; None where it is one."""
-    everything = [part for _, part in module.named_modules(remove_duplicate=False)]
-    leaves = [leaf for leaf in everything if type(leaf) is not nn.Sequential]
-    if any(leaf._forward_hooks or leaf._forward_pre_hooks or leaf._backward_hooks for leaf in everything):
-        return "it has hooks, which a compiled loop does not call"
+    found = obstacle(module)
+    if found is not None:
+        return found
     linear_seen = activated = False
-    for leaf in leaves:
-        kind, name = type(leaf), type(leaf).__name__
-        if kind is nn.Identity or (isinstance(leaf, nn.Dropout) and not leaf.p):
-            continue
-        if isinstance(leaf, nn.Flatten) and not linear_seen and [leaf.start_dim, leaf.end_dim] == [1, -1]:
+    for _, leaf in module.named_modules(remove_duplicate=False):
+        kind = type(leaf)
+        if kind in (nn.Sequential, nn.Identity, nn.Dropout) or (kind is nn.Flatten and not linear_seen):
             continue
         if kind is nn.Linear:
             linear_seen, activated = True, False
         elif kind in ACTIVATIONS and linear_seen and not activated:
             activated = True
         else:
-            return f"{name} is not where a compiled loop can have it: only behind nn.Linear, and once"
+            return f"{kind.__name__} is not where a compiled loop can have it: only behind nn.Linear, and once"
     return None if linear_seen else "it has no nn.Linear"
 
 
 def _layers(module: nn.Module, layout: Layout) -> Array:
-    """The table of layers for `loops`."""
     rows: list[list[int]] = []
     own = 0
     for name, leaf in module.named_modules(remove_duplicate=False):
@@ -215,15 +170,3 @@ def _layers(module: nn.Module, layout: Layout) -> Array:
         elif type(leaf) in ACTIVATIONS:
             rows[-1][2] = ACTIVATIONS[type(leaf)]
     return np.array(rows, np.int64)
-
-
-def _known_classes(load: Load, classes: int) -> Load:
-    """Refuses classes that the model does not have: the compiled loop checks no index."""
-
-    def checked(device: int) -> Batch:
-        inputs, targets = load(device)
-        if int(targets.max()) >= classes:
-            raise InvalidValue(f"device {device} has the class {int(targets.max())}, but the model has {classes}")
-        return inputs, targets
-
-    return checked

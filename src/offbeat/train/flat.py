@@ -5,7 +5,7 @@ Rules kept here:
 - Frozen parameters, and BatchNorm's statistics unless they mix, do not travel: they stay in the module.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -27,9 +27,7 @@ class FlatModule:
         _refuse_other_floats(tensors)
         frozen = {name for name, parameter in parameters.items() if not parameter.requires_grad}
         self.layout = Layout.of(
-            {name: tensor.detach().numpy() for name, tensor in tensors.items()},
-            buffers=buffers.keys(),
-            frozen=frozen,
+            {name: tensor.detach().numpy() for name, tensor in tensors.items()}, buffers=buffers.keys(), frozen=frozen
         )
         self.values = torch.empty(self.layout.size, device=accelerator)
         self.parameters = self.values[: self.layout.parameter_size]
@@ -52,7 +50,6 @@ class FlatModule:
         self._bind_buffers()
 
     def load(self, model: Model) -> None:
-        """Take the values of a model: one copy."""
         same_layout(self.layout, model.layout)
         self._bind_buffers()
         with torch.no_grad():
@@ -61,7 +58,6 @@ class FlatModule:
                 _copy(model.carried[name], buffer)
 
     def store(self, model: Model) -> None:
-        """Write the values into a model: one copy."""
         for name, ours in self._buffers.items():
             theirs = self.module.get_buffer(name)
             if theirs is not ours:  # the module's code replaced the tensor instead of writing into it
@@ -77,13 +73,11 @@ class FlatModule:
 
     def statistics(self) -> Iterable[tuple[str, float]]:
         """BatchNorm's running means and variances by name, with their momentum."""
-        for prefix, layer in self.module.named_modules():
-            if isinstance(layer, _BatchNorm) and layer.track_running_stats and layer.momentum is not None:
-                for leaf in ("running_mean", "running_var"):
-                    yield f"{prefix}.{leaf}" if prefix else leaf, layer.momentum
+        for name, layer in _statistics(self.module):
+            if layer.momentum is not None and not name.endswith("num_batches_tracked"):
+                yield name, layer.momentum
 
     def batch_norms(self) -> Iterable[_BatchNorm]:
-        """The layers that keep statistics."""
         return (m for m in self.module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats)
 
 
@@ -102,14 +96,17 @@ def _copy(array: Array, tensor: Tensor) -> None:
         tensor.copy_(torch.tensor(array))
 
 
+def _statistics(module: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
+    """The names of BatchNorm's buffers, with their layers."""
+    for prefix, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm):
+            for name, _ in layer.named_buffers(prefix, recurse=False):
+                yield name, layer
+
+
 def _travelling_buffers(module: nn.Module, mix_statistics: bool) -> dict[str, Tensor]:
     saved = module.state_dict().keys()  # a buffer that is not persistent is a constant of the code, and stays
-    statistics = {
-        f"{prefix}.{leaf}" if prefix else leaf
-        for prefix, layer in module.named_modules()
-        if isinstance(layer, _BatchNorm)
-        for leaf, _ in layer.named_buffers(recurse=False)
-    }
+    statistics = dict(_statistics(module))
     return {
         name: buffer
         for name, buffer in module.named_buffers(remove_duplicate=False)

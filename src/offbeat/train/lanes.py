@@ -9,8 +9,8 @@ Rules kept here:
   copied per training. When too many devices are in use, the pool is emptied and filled again.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from math import prod
+from collections.abc import Callable, Sequence
+from math import inf, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -21,34 +21,30 @@ from offbeat.core.layout import Array, Layout, Model, Vector
 from offbeat.errors import InvalidValue
 from offbeat.task import Trained, Work
 from offbeat.train.flat import FlatModule, same_layout
-from offbeat.train.losses import CrossEntropy, lane_loss
-from offbeat.train.randomness import seeded
-from offbeat.train.solver import Batch, Loss, Solver
-from offbeat.train.stacked import Program, obstacle
+from offbeat.train.solver import Batch, Loss, Solver, seeded, stream
+from offbeat.train.stacked import CrossEntropy, Program, lane_loss, obstacle
 
 Load = Callable[[int], Batch]
+Jobs = Sequence[tuple[Model, Work, Solver]]
 
 SAMPLES_AT_ONCE = 2**17
 """Samples of all lanes that are laid out ahead: long trainings are done in several spans of iterations."""
-SEED_WORDS = 3
-"""How many 64-bit words `offbeat.train.randomness.seeded` takes from a stream; a test compares the two."""
 
 
-class Lane(NamedTuple):
+class Drawn(NamedTuple):
     """One training, with the batches that were drawn for it."""
 
-    number: int
-    """Its place among the trainings asked for."""
     x_tau: Model
     device: int
-    gamma: float
+    solver: Solver
     samples: int
     indices: Array
     """(iterations, size): which of the device's samples every batch holds, the short ones filled up."""
     counts: Array
     """How many samples of each batch count."""
-    width: int
-    """The number of samples that batches are filled up to in the program."""
+
+    def reported(self, loss: float) -> Trained:
+        return Trained(self.samples, len(self.counts), {"training_loss": loss})
 
 
 class SamplePool:
@@ -69,6 +65,15 @@ class SamplePool:
         if len(self._places.keys() | devices) > self.devices_max:
             self._clear()
         return [self.place(device)[0] for device in devices]
+
+    def drawn(self, jobs: Jobs) -> list[Drawn]:
+        """The trainings on the batches that each would draw alone."""
+        self.begins([work.device for _, work, _ in jobs])
+        samples = [self.place(work.device)[1] for _, work, _ in jobs]
+        return [
+            Drawn(x_tau, work.device, solver, count, *solver.draw(count, stream(work)))
+            for (x_tau, work, solver), count in zip(jobs, samples, strict=True)
+        ]
 
     def _clear(self) -> None:
         self._places, self._used = {}, 0
@@ -101,47 +106,44 @@ def _written(ours: Tensor, part: Tensor, begin: int) -> Tensor:
 
 
 class Lanes:
-    """Trains many models of one task at once."""
-
     def __init__(self, program: Program, layout: Layout, pool: SamplePool) -> None:
         self.program, self.layout, self.pool = program, layout, pool
 
-    def train(self, jobs: Sequence[tuple[Model, Work, Solver]]) -> tuple[list[tuple[Model, Trained]], int]:
+    def train(self, jobs: Jobs) -> tuple[list[tuple[Model, Trained]], int]:
         """x_new and the report of every job, in order, and how many runs of the program they took."""
-        groups: dict[object, list[Lane]] = {}
-        for number, (x_tau, work, solver) in enumerate(jobs):
-            _, samples = self.pool.place(work.device)
-            lane = self.lane(number, x_tau, work.device, solver, samples, *solver.draw(samples, stream(work)))
-            groups.setdefault(self._shape(lane), []).append(lane)
-        runs = [run for group in groups.values() for run in _runs(group, self.program.lanes)]
-        done = {number: result for run in runs for number, result in self.run(run)}
+        drawn, most = self.pool.drawn(jobs), self.program.lanes
+        groups: dict[object, list[int]] = {}
+        for number, lane in enumerate(drawn):
+            groups.setdefault(self._shape(lane), []).append(number)
+        runs: list[list[int]] = []
+        for group in groups.values():
+            longest_first = sorted(group, key=lambda number: -len(drawn[number].counts))
+            runs += [longest_first[lo : lo + most] for lo in range(0, len(group), most)]
+        done: dict[int, tuple[Model, Trained]] = {}
+        for run in runs:
+            done |= zip(run, self.run([drawn[number] for number in run]), strict=True)
         return [done[number] for number in range(len(jobs))], len(runs)
 
-    def lane(self, number: int, x_tau: Model, device: int, solver: Solver, samples: int, *drawn: Array) -> Lane:
-        """A training on the batches that were drawn for it."""
-        self.layout = same_layout(self.layout, x_tau.layout)
-        indices, counts = drawn
-        width = _width(indices.shape[1], solver.batch_size, self.program.grain)
-        return Lane(number, x_tau, device, solver.gamma, samples, indices, counts, width)
-
-    def run(self, lanes: Sequence[Lane]) -> Iterator[tuple[int, tuple[Model, Trained]]]:
+    def run(self, lanes: Sequence[Drawn]) -> list[tuple[Model, Trained]]:
         """Train lanes of equal shape, the longest first."""
+        for lane in lanes:
+            self.layout = same_layout(self.layout, lane.x_tau.layout)
         begins, done = self.pool.begins([lane.device for lane in lanes]), list[Vector]()
-        self.program.load([lane.x_tau.vector for lane in lanes], [lane.gamma for lane in lanes])
-        iterations, width = len(lanes[0].counts), lanes[0].width
-        total, step = np.zeros(self.program.lanes), max(1, SAMPLES_AT_ONCE // (self.program.lanes * width))
+        self.program.load([lane.x_tau.vector for lane in lanes], [lane.solver.gamma for lane in lanes])
+        iterations, total = len(lanes[0].counts), np.zeros(self.program.lanes)
+        step = max(1, SAMPLES_AT_ONCE // (self.program.lanes * self._width(lanes[0])))
         for lo in range(0, iterations, step):
             total += self._go_on(lanes, begins, slice(lo, min(lo + step, iterations)), done)
-        for place, (lane, x_new) in enumerate(zip(lanes, reversed(done), strict=True)):
-            gradients = len(lane.counts)
-            trained = Trained(lane.samples, gradients, {"training_loss": float(total[place]) / gradients})
-            yield lane.number, (Model(lane.x_tau.layout, x_new), trained)
+        return [
+            (Model(self.layout, x_new), lane.reported(loss / len(lane.counts)))
+            for lane, x_new, loss in zip(lanes, reversed(done), total.tolist(), strict=False)
+        ]
 
-    def _go_on(self, lanes: Sequence[Lane], begins: list[int], span: slice, done: list[Vector]) -> Array:
+    def _go_on(self, lanes: Sequence[Drawn], begins: list[int], span: slice, done: list[Vector]) -> Array:
         """Does a span of iterations, reads out finished lanes, the last first, and returns the summed loss of each."""
-        program, (inputs, targets), shape = self.program, self.pool.tensors, (self.program.lanes, lanes[0].width)
-        index, counts = _batches(lanes, begins, span, program.lanes)
-        weights = _weights(counts, lanes[0].width)
+        program, (inputs, targets), width = self.program, self.pool.tensors, self._width(lanes[0])
+        shape, (index, counts) = (program.lanes, width), _batches(lanes, begins, span, program.lanes, width)
+        weights = _weights(counts, width)
         with torch.inference_mode(program.loss.weighted):  # cheaper calls, where no autograd is needed
             batch = inputs.new_empty((prod(shape), *inputs.shape[1:]))
             answers = targets.index_select(0, index.view(-1)).view(len(index), *shape, *targets.shape[1:])
@@ -154,17 +156,23 @@ class Lanes:
             losses = program.loss.losses(weights).numpy()
         return np.asarray(np.where(counts > 0, losses, 0).sum(axis=0))
 
-    def _shape(self, lane: Lane) -> object:
+    def _width(self, lane: Drawn) -> int:
+        """The number of samples that its batches are filled up to in the program."""
+        return _width(lane.indices.shape[1], lane.solver.batch_size, self.program.grain)
+
+    def _shape(self, lane: Drawn) -> object:
         """A key that is equal for lanes that may share a run: their batches have equal shapes in every iteration."""
         if self.program.loss.weighted:
-            return lane.width
+            return self._width(lane)
         first, last = int(lane.counts[0]), int(lane.counts[-1])
         return first if first == last else lane.counts.tobytes()
 
 
-def _batches(lanes: Sequence[Lane], begins: Sequence[int], span: slice, places: int) -> tuple[Tensor, Array]:
+def _batches(
+    lanes: Sequence[Drawn], begins: Sequence[int], span: slice, places: int, width: int
+) -> tuple[Tensor, Array]:
     """Pool indices of all samples of a span, (iterations, places * width), and how many count in every batch."""
-    iterations, width = span.stop - span.start, lanes[0].width
+    iterations = span.stop - span.start
     index = np.zeros((iterations, places, width), np.int64)
     counts = np.zeros((iterations, places), np.int64)
     for place, (lane, begin) in enumerate(zip(lanes, begins, strict=True)):
@@ -184,45 +192,43 @@ def _weights(counts: Array, width: int) -> Tensor:
     return torch.from_numpy(weights).unsqueeze(-1)
 
 
-def stream(work: Work) -> np.random.Generator:
-    """A training's random stream in the state that `keyed` yields it in: the seeds of global generators are drawn."""
-    rng = work.rng()
-    rng.bit_generator.advance(SEED_WORDS)  # type: ignore[attr-defined]  # default_rng's PCG64 has it
-    return rng
-
-
 def lanes_of(flat: FlatModule, loss: Loss, solver: Solver, load: Load, devices_max: int) -> Lanes | str:
     """The lanes of a task, or one sentence that says why there are none."""
     found = flat_obstacle(flat) or obstacle(flat.module)
     if found is not None:
         return found
-    pool, probe = SamplePool(load, devices_max), Solver(gamma=1.0, rho=0.0, batch_size=solver.batch_size)
+    pool = SamplePool(load, devices_max)
     size = min(pool.place(0)[1], solver.batch_size)
-    batch = pool.tensors[0][:size], pool.tensors[1][:size]
+    batch, step = (pool.tensors[0][:size], pool.tensors[1][:size]), probe(flat, solver, size)
     with torch.no_grad():
         over_lanes = lane_loss(loss, flat.module(batch[0]), batch[1])
     if isinstance(over_lanes, CrossEntropy):
-        pool.load = without_ignored(load)
-    lanes = Lanes(Program(flat.module, flat.layout, over_lanes, probe), flat.layout, pool)
-    found = _disagreement(lanes, flat, loss, probe, batch)
+        pool.load = with_classes(load)
+    lanes = Lanes(Program(flat.module, flat.layout, over_lanes, step.solver), flat.layout, pool)
+    found = _disagreement(lanes, flat, loss, step, batch)
     lanes.program.solver = solver
     return lanes if found is None else found
 
 
-def _disagreement(lanes: Lanes, flat: FlatModule, loss: Loss, solver: Solver, batch: Batch) -> str | None:
+def _disagreement(lanes: Lanes, flat: FlatModule, loss: Loss, step: Drawn, batch: Batch) -> str | None:
     """Compares one gradient of device 0 in a lane and without lanes; returns what is wrong, or None."""
-    x_tau, size = Model(flat.layout, flat.values.numpy().copy()), len(batch[0])
-    once, again = (alone(flat, loss, solver, batch, x_tau, seed) for seed in (0, 1))
+    once, again = (alone(flat, loss, step, batch, seed) for seed in (0, 1))
     if not np.array_equal(once, again, equal_nan=True):
         return "its loss gives two answers for one batch; it may draw random numbers"
     try:
-        lane = lanes.lane(0, x_tau, 0, solver, size, np.arange(size)[np.newaxis], np.full(1, size))
-        ((_, (x_new, _)),) = lanes.run([lane])
+        ((x_new, _),) = lanes.run([step])
     except Exception as error:  # the user's loss may fail in any way over lanes
         first, _, _ = str(error).strip().partition("\n")
         return f"its loss does not work over lanes: {type(error).__name__}: {first}"
-    same = not disagrees(x_new.vector, once, x_tau.vector)
+    same = not disagrees(x_new.vector, once, step.x_tau.vector)
     return None if same else "its model or its loss has another gradient in lanes than alone"
+
+
+def probe(flat: FlatModule, solver: Solver, size: int) -> Drawn:
+    """One gradient step from the module's values on the first samples of device 0, to compare with torch's."""
+    solver = Solver(gamma=1.0, rho=0.0, batch_size=solver.batch_size)
+    x_tau = Model(flat.layout, flat.values.numpy().copy())
+    return Drawn(x_tau, 0, solver, size, np.arange(size)[np.newaxis], np.full(1, size))
 
 
 def disagrees(x_new: Vector, alone: Vector, x_tau: Vector) -> bool:
@@ -231,16 +237,18 @@ def disagrees(x_new: Vector, alone: Vector, x_tau: Vector) -> bool:
     return not np.allclose(x_new, alone, rtol=0, atol=float(tolerance), equal_nan=True)
 
 
-def alone(flat: FlatModule, loss: Loss, solver: Solver, batch: Batch, x_tau: Model, seed: int = 0) -> Vector:
-    """The model after one step on this batch, without lanes."""
-    flat.load(x_tau)
+def alone(flat: FlatModule, loss: Loss, step: Drawn, batch: Batch, seed: int = 0) -> Vector:
+    flat.load(step.x_tau)
     with seeded(np.random.default_rng(seed)):
-        solver.solve(flat, loss, [batch], flat.parameters.clone())
+        step.solver.solve(flat, loss, [batch], flat.parameters.clone())
     return flat.values.numpy().copy()
 
 
-def without_ignored(load: Load) -> Load:
-    """Refuses devices with negative classes, which torch's cross_entropy ignores and lanes cannot."""
+def with_classes(load: Load, classes: float = inf) -> Load:
+    """Refuses classes below 0, which torch's cross_entropy ignores, and those that the model does not have.
+
+    Lanes cannot ignore a sample; a compiled loop checks no index.
+    """
 
     def checked(device: int) -> Batch:
         inputs, targets = load(device)
@@ -248,6 +256,8 @@ def without_ignored(load: Load) -> Load:
             raise InvalidValue(
                 f"device {device} has the class {int(targets.min())}; lanes take none below 0: train it inline"
             )
+        if int(targets.max()) >= classes:
+            raise InvalidValue(f"device {device} has the class {int(targets.max())}, but the model has {classes}")
         return inputs, targets
 
     return checked
@@ -265,12 +275,6 @@ def flat_obstacle(flat: FlatModule) -> str | None:
     for name, _ in flat.module.named_buffers():
         return f"{name} is a buffer, which lanes do not have"
     return None
-
-
-def _runs(lanes: list[Lane], most: int) -> Iterator[list[Lane]]:
-    """Lanes of one shape, cut into runs of the program; lanes of equal length run together."""
-    longest_first = sorted(lanes, key=lambda lane: -len(lane.counts))
-    return (longest_first[lo : lo + most] for lo in range(0, len(lanes), most))
 
 
 def _width(size: int, batch_size: int, grain: int) -> int:

@@ -95,13 +95,6 @@ def _product(
 
 
 @_compiled
-def _fill(y: Vector, at: int, size: int) -> None:
-    part = y[at : at + size]
-    for i in range(len(part)):
-        part[i] = ZERO
-
-
-@_compiled
 def _activate(y: Vector, kind: int) -> None:
     if kind == RELU:
         for i in range(len(y)):
@@ -179,7 +172,7 @@ def _gather(y: Vector, inputs: Table, begin: int, rows: Whole) -> None:
         sample, part = inputs[begin + rows[row]], y[row * features : (row + 1) * features]
         for i in range(features):
             part[i] = sample[i]
-    _fill(y, len(rows) * features, (-len(rows) % ROWS) * features)
+    y[len(rows) * features : -(-len(rows) // ROWS) * ROWS * features] = ZERO
 
 
 @_compiled
@@ -203,7 +196,7 @@ def _backward(
     y: Vector, d: Vector, places: Whole, w: Vector, g: Vector, turned: Vector, layers: Whole, count: int
 ) -> None:
     """Gradients of all layers, from the gradient of the outputs."""
-    _fill(g, 0, len(g))
+    g[:] = ZERO
     filled = -(-count // ROWS) * ROWS
     for number in range(len(layers) - 1, -1, -1):
         terms, columns, own = layers[number, INPUTS], layers[number, OUTPUTS], layers[number, OWN]
@@ -221,8 +214,8 @@ def _backward(
                 part = turned[i * terms : (i + 1) * terms]
                 for term in range(terms):
                     part[term] = w[own + term * columns + i]
-            _fill(d, here + count * columns, (filled - count) * columns)
-            _fill(d, below, filled * terms)
+            d[here + count * columns : here + filled * columns] = ZERO
+            d[below : below + filled * terms] = ZERO
             _product(d, below, d, here, columns, 1, turned, 0, filled, columns, terms)
 
 

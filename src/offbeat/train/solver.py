@@ -1,11 +1,15 @@
-"""Owns the local solver: SGD on g(x; z) = f(x; z) + rho/2 * ||x - x_tau||^2, as in the paper's Algorithm 1.
+"""Owns the local solver and its randomness: SGD on g(x; z) = f(x; z) + rho/2 * ||x - x_tau||^2 (Algorithm 1).
 
 One iteration, with the gradient taken at x:  x <- x - gamma * (grad f(x; z) + rho * (x - x_tau)).
 It is done in the authors' order, first the proximal pull and then the gradient step, which is the same step (the
 gradient was taken before) but leaves x exactly alone while x = x_tau.
+
+numpy's and torch's global generators, which dropout and user code draw from, are seeded for a training and restored
+after it; so is the number of torch's threads. Nothing that a training draws depends on what ran before it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 
@@ -14,6 +18,7 @@ import torch
 from torch import Tensor
 
 from offbeat.errors import InvalidValue
+from offbeat.task import Work
 from offbeat.train.flat import FlatModule
 
 Batch = tuple[Tensor, Tensor]
@@ -23,12 +28,12 @@ SORTED_SAMPLES_MAX = 256
 """Up to this many samples, sorting random numbers is faster than a call of `choice` per iteration."""
 SORTED_MAX = 2**20
 """Random numbers that are sorted at once."""
+SEED_WORDS = 3
+"""How many 64-bit words `seeded` takes from a stream; a test compares the two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Solver:
-    """The settings of the local problem."""
-
     gamma: float = 0.1
     rho: float = 0.005
     weight_decay: float = 0.0
@@ -54,12 +59,10 @@ class Solver:
             raise InvalidValue("give local_passes or local_iterations, not both: each says how much one task trains")
 
     def iterations(self, samples: int) -> int:
-        """Local iterations of one task on a device with this many samples."""
         size = min(self.batch_size, samples)
         return self.local_iterations or (self.local_passes or 1) * -(-samples // size)
 
     def batches(self, samples: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """The indices of the samples of every iteration."""
         indices, counts = self.draw(samples, rng)
         return [batch[:count] for batch, count in zip(indices, counts.tolist(), strict=True)]
 
@@ -114,3 +117,42 @@ def _subsets(rng: np.random.Generator, rows: int, samples: int, size: int) -> np
 def _require(name: str, value: float, *, right: bool, allowed: str) -> None:
     if not (right and isfinite(value)):
         raise InvalidValue(f"{name} is {value!r} but must be a finite number {allowed}")
+
+
+@contextmanager
+def keyed(work: Work) -> Iterator[np.random.Generator]:
+    """The random stream of one training, with the global generators seeded from it, on one thread."""
+    rng = work.rng()
+    with seeded(rng), one_thread():
+        yield rng
+
+
+@contextmanager
+def seeded(rng: np.random.Generator) -> Iterator[None]:
+    """Seed the global generators of torch and numpy from this stream, and restore them afterwards."""
+    before = np.random.get_state()  # noqa: NPY002 (it belongs to the user's code)
+    with torch.random.fork_rng():
+        torch.manual_seed(int(rng.integers(2**63)))
+        np.random.seed(rng.integers(2**32, size=4, dtype=np.uint32))  # noqa: NPY002 (see above)
+        try:
+            yield
+        finally:
+            np.random.set_state(before)  # noqa: NPY002
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread: results do not depend on the cores, and trainings do not compete for them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def stream(work: Work) -> np.random.Generator:
+    """A training's random stream in the state that `keyed` yields it in: the seeds of global generators are drawn."""
+    rng = work.rng()
+    rng.bit_generator.advance(SEED_WORDS)  # type: ignore[attr-defined]  # default_rng's PCG64 has it
+    return rng

@@ -1,4 +1,4 @@
-"""Owns the tensor program that trains several copies of one module at once, each in its lane.
+"""Owns the tensor program that trains several copies of one module at once, each in its lane, and losses over lanes.
 
 Rules kept here:
 - Parameters are one (lanes, stride) tensor, every named array a (lanes, *shape) view of it. A layer works on all lanes
@@ -7,19 +7,20 @@ Rules kept here:
   used or not, and tensors are multiples of what torch's vector loops take in one turn, so no lane falls into the rest
   that they calculate number by number. MKL's products differ with the alignment of their operands, so all lanes of a
   tensor are aligned alike. For both, batches are filled up to a multiple of `grain` samples.
+- The loss of a lane is the sum of its samples' losses times their weights: 1/size for a sample of the batch, 0 for one
+  that only fills the batch up to the shape of the other lanes'. So its gradient is that of the lane alone.
 """
 
 from collections.abc import Callable, Sequence
 from copy import copy
 from math import gcd, prod
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.layout import ALIGNMENT, Layout, Vector, aligned
-from offbeat.train.losses import LaneLoss
-from offbeat.train.solver import Solver
+from offbeat.core.layout import ALIGNMENT, Layout, Vector, aligned_copy
+from offbeat.train.solver import Loss, Solver
 
 FLOATS_IN_A_TURN = 32
 """Floats that torch's vector loops take at once: two registers of 16."""
@@ -50,25 +51,16 @@ def lanes_for(parameters: int) -> int:
 
 
 class Views(NamedTuple):
-    """One parameter of all lanes."""
-
     values: Tensor
     gradients: Tensor
 
 
-class Layer(Protocol):
-    """One layer of all lanes."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs from inputs, both (lanes, batch, ...)."""
-        ...
-
-    def backward(self, d: Tensor, *, further: bool) -> Tensor:
-        """Keep the gradients of the parameters; return the gradient of the inputs if `further`, else `d` as it is."""
-        ...
-
-
 class _Linear:
+    """One layer of all lanes: inputs and outputs are (lanes, batch, ...).
+
+    `backward` keeps the gradients of the parameters; it returns the gradient of the inputs if `further`, else `d`.
+    """
+
     def __init__(self, weight: Views, bias: Views | None) -> None:
         self.weight, self.bias = weight, bias
         self.x, shape = weight.values, weight.values.shape
@@ -119,6 +111,98 @@ class _Flatten:
         return d.reshape(self.shape) if further else d
 
 
+Layer = _Linear | _Activation | _Flatten
+
+
+class CrossEntropy:
+    """torch's cross_entropy for classes, with its default arguments; no class is ignored.
+
+    Like every loss here, it collects in `seen` what `losses` then turns into the losses of many iterations at once.
+    """
+
+    weighted = True
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self._minus_ones = torch.empty(0)
+
+    def gradient(self, outputs: Tensor, targets: Tensor, weights: Tensor, _: int) -> Tensor:
+        places = targets.unsqueeze(-1)
+        z = outputs - outputs.amax(-1, keepdim=True)
+        p = z.exp()
+        total = p.sum(-1, keepdim=True)
+        self.seen.append((total, z.gather(-1, places)))
+        if self._minus_ones.shape != places.shape:
+            self._minus_ones = torch.full(places.shape, -1.0)
+        return p.div_(total).scatter_add_(-1, places, self._minus_ones).mul_(weights)
+
+    def losses(self, weights: Tensor) -> Tensor:
+        total, picked = (torch.stack(parts) for parts in zip(*self.seen, strict=True))
+        self.seen.clear()
+        return total.log_().sub_(picked).mul_(weights).sum((2, 3))
+
+
+class Mse:
+    """torch's mse_loss, with its default arguments."""
+
+    weighted = True
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def gradient(self, outputs: Tensor, targets: Tensor, weights: Tensor, _: int) -> Tensor:
+        difference = (outputs - targets).flatten(2)
+        self.seen.append(difference.square().mean(-1, keepdim=True))
+        return difference.mul_(weights * (2 / difference.shape[2])).view(outputs.shape)
+
+    def losses(self, weights: Tensor) -> Tensor:
+        seen = torch.stack(self.seen)
+        self.seen.clear()
+        return seen.mul_(weights).sum((2, 3))
+
+
+class _Vectorised:
+    """A loss of the user's own: torch.vmap applies it to each lane. It takes the first `count` samples of a batch."""
+
+    weighted = False
+
+    def __init__(self, loss: Loss) -> None:
+        self.lanes = torch.vmap(loss)
+        self.seen: list[Any] = []
+
+    def gradient(self, outputs: Tensor, targets: Tensor, _: Tensor, count: int) -> Tensor:
+        d = torch.zeros_like(outputs)
+        with torch.enable_grad():
+            leaf = outputs[:, :count].detach().requires_grad_()
+            losses = self.lanes(leaf, targets[:, :count])
+            (d[:, :count],) = torch.autograd.grad(losses.sum(), leaf)
+        self.seen.append(losses.detach())
+        return d
+
+    def losses(self, _: Tensor) -> Tensor:
+        seen = torch.stack(self.seen)
+        self.seen.clear()
+        return seen
+
+
+LaneLoss = CrossEntropy | Mse | _Vectorised
+
+
+def lane_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> LaneLoss:
+    """The form over lanes of a loss, chosen by the loss and the tensors that it is called with."""
+    classes = outputs.dim() == 2 and targets.dim() == 1 and targets.dtype == torch.int64
+    if classes and (loss is nn.functional.cross_entropy or _is_default(loss, nn.CrossEntropyLoss)):
+        return CrossEntropy()
+    if outputs.shape == targets.shape and (loss is nn.functional.mse_loss or _is_default(loss, nn.MSELoss)):
+        return Mse()
+    return _Vectorised(loss)
+
+
+def _is_default(loss: Loss, kind: type[nn.Module]) -> bool:
+    plain, names = kind(), ("reduction", "ignore_index", "label_smoothing", "weight")
+    return type(loss) is kind and all(getattr(loss, name, None) == getattr(plain, name, None) for name in names)
+
+
 class Program:
     """Trainings of one module, lane beside lane, iteration by iteration."""
 
@@ -149,7 +233,6 @@ class Program:
         self.rates, self.pulls = rates.float(), (rates * self.solver.rho).float()
 
     def iterate(self, inputs: Tensor, targets: Tensor, weights: Tensor, count: int) -> None:
-        """One iteration of every lane on its own batch."""
         for layer in self.layers:
             inputs = layer.forward(inputs)
         d = self.loss.gradient(inputs, targets, weights, count)
@@ -158,13 +241,9 @@ class Program:
         self._step()
 
     def taken(self, lane: int) -> Vector:
-        """A copy of a lane's parameters."""
-        vector = aligned(self.size)
-        vector[:] = self.rows[lane, : self.size]
-        return vector
+        return aligned_copy(self.rows[lane, : self.size])
 
     def _step(self) -> None:
-        """`Solver.step` for every lane."""
         solver, x, gradients = self.solver, self.x, self.gradients
         if solver.clip is not None:
             norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
@@ -180,7 +259,7 @@ def obstacle(module: nn.Module, name: str = "") -> str | None:
     """Why this module cannot be a tensor program over lanes; None where it can."""
     kind, called = type(module), f"{type(module).__name__} {name}".strip()
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
-        return f"{called} has hooks, which lanes do not call"
+        return f"{called} has hooks, which would not be called"
     if kind is nn.Sequential:
         found = (obstacle(child, f"{name}.{place}" if name else place) for place, child in module.named_children())
         return next(filter(None, found), None)

@@ -10,7 +10,7 @@ Rules kept here:
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple, Self, get_args
@@ -35,8 +35,7 @@ from offbeat.train.evaluation import (
 )
 from offbeat.train.flat import FlatModule
 from offbeat.train.lanes import Lanes, lanes_of
-from offbeat.train.randomness import keyed, one_thread, seeded
-from offbeat.train.solver import Batch, Loss, Solver
+from offbeat.train.solver import Batch, Loss, Solver, keyed, one_thread, seeded
 
 Data = Callable[[int], tuple[Any, Any]] | Sequence[tuple[Any, Any]]
 
@@ -122,8 +121,7 @@ class Task:
         self.accelerator = _accelerator(accelerator)
         self.test = None if test is None else self._tensors("test", test)
         self.held_out = held_out
-        self._metrics = metrics
-        self.metrics = default_metrics(self.test) if metrics is None else dict(metrics)
+        self.metrics = metrics
         self.derived, self.evaluation_batch, self.warm_up = derived or {}, evaluation_batch, warm_up
         self.calibration = None if calibration is None else _tensor(calibration).to(self.accelerator)
         self.ordinary_iterations: float | None = None
@@ -132,7 +130,6 @@ class Task:
         self._solvers = lru_cache(SOLVERS_CACHED)(self._solver)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process the task is made again from its arguments."""
         return partial(Task, **self._arguments), ()
 
     @property
@@ -173,7 +170,6 @@ class Task:
         return self._leased(work).iterations(len(self.device_data(work.device)[0]))
 
     def initial(self, seed: int) -> Model:
-        """x_0, drawn from the seed of the run."""
         flat = self._made(seed)
         if self.warm_up is not None:
             self._warmed_up(flat, self.warm_up, seed)
@@ -185,20 +181,21 @@ class Task:
         received = self._received(model, work.device)
         flat = self._flat
         flat.load(model)
+        iterations, loss = self._solved(flat, self._leased(work), work, flat.parameters.clone())
+        flat.store(model)
+        return Trained(len(self.device_data(work.device)[0]), iterations, {"training_loss": loss, **received})
+
+    def _solved(self, flat: FlatModule, solver: Solver, work: Work, x_tau: Tensor) -> tuple[int, float]:
         inputs, targets = self.device_data(work.device)
-        solver = self._leased(work)
-        x_tau = flat.parameters.clone()
         _begin(flat.module)
         with keyed(work) as rng:
+            indices = map(torch.from_numpy, solver.batches(len(inputs), rng))
             try:
-                iterations, loss = solver.solve(flat, self.loss, _batches(solver, inputs, targets, rng), x_tau)
+                return solver.solve(flat, self.loss, ((inputs[batch], targets[batch]) for batch in indices), x_tau)
             except ValueError as error:
                 raise _explained(error, work.device, len(inputs)) from error
-        flat.store(model)
-        return Trained(len(inputs), iterations, {"training_loss": loss, **received})
 
     def _received(self, model: Model, device: int) -> dict[str, float]:
-        """Metrics of the received model on the device's held-out data."""
         if self.held_out is None or self.test is not None:
             return {}
         data = self.held_out(device) if callable(self.held_out) else self.held_out[device]
@@ -208,10 +205,7 @@ class Task:
         """Train on the data of the warm-up's devices, one after the other, with no proximal pull."""
         solver = replace(self.solver, gamma=warm_up.gamma, rho=0.0, local_passes=warm_up.passes, local_iterations=None)
         for device in range(self.devices or 0) if warm_up.devices is None else warm_up.devices:
-            inputs, targets = self.device_data(device)
-            _begin(flat.module)
-            with keyed(Work(device, WARM_UP_NUMBER, seed)) as rng:
-                solver.solve(flat, self.loss, _batches(solver, inputs, targets, rng), flat.parameters)
+            self._solved(flat, solver, Work(device, WARM_UP_NUMBER, seed), flat.parameters)
 
     def refresh(self, w: Model, newest: Model, x_tau: Model, alpha_t: float, iterations: int) -> None:
         """Under `newest`: give w the statistics that it would have, had the worker started from the newest ones.
@@ -227,8 +221,7 @@ class Task:
 
     def batchable(self) -> str | None:
         """Why trainings of this task cannot run together as one tensor program; None where they can."""
-        lanes = self._lanes
-        return lanes if isinstance(lanes, str) else None
+        return self._lanes if isinstance(self._lanes, str) else None
 
     def train_many(self, jobs: Sequence[tuple[Model, Work]]) -> tuple[list[tuple[Model, Trained]], int]:
         """Train all jobs together: x_new and report of each, and the number of runs of the program."""
@@ -240,8 +233,7 @@ class Task:
 
     def compilable(self) -> str | None:
         """Why trainings of this task cannot run as a compiled loop; None where they can."""
-        chain = self._chain
-        return chain if isinstance(chain, str) else None
+        return self._chain if isinstance(self._chain, str) else None
 
     def train_compiled(self, jobs: Sequence[tuple[Model, Work]], threads: int) -> list[tuple[Model, Trained]]:
         """Train each job in a compiled loop, spread over the threads: x_new and report of each.
@@ -257,8 +249,7 @@ class Task:
 
     def _trained(self, x_tau: Model, work: Work) -> tuple[Model, Trained]:
         x_new = x_tau.copy()
-        report = self.train(x_new, work)
-        return x_new, report
+        return x_new, self.train(x_new, work)
 
     def evaluate(self, model: Model) -> dict[str, float]:
         """Loss and metrics on the test data; empty without test data."""
@@ -272,7 +263,7 @@ class Task:
         calibration = data[0] if self.calibration is None else self.calibration
         layers = list(flat.batch_norms())
         with one_thread(), torch.no_grad(), statistics(flat.module, layers, self.batch_norm, calibration, batch):
-            metrics = default_metrics(data) if self._metrics is None else self.metrics
+            metrics = default_metrics(data) if self.metrics is None else self.metrics
             return measured(flat.module, data, {"loss": self.loss, **metrics}, self.derived, batch)
 
     @cached_property
@@ -322,11 +313,6 @@ class Task:
         if len(inputs) == 0:
             raise InvalidValue(f"{owner} has no samples; leave it out, or give it at least one")
         return inputs, targets
-
-
-def _batches(solver: Solver, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Iterator[Batch]:
-    for batch in map(torch.from_numpy, solver.batches(len(inputs), rng)):
-        yield inputs[batch], targets[batch]
 
 
 def _begin(module: nn.Module) -> None:
