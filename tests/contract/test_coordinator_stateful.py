@@ -23,7 +23,6 @@ from offbeat.core import gate as gate_module
 from offbeat.core.gate import Gate
 from offbeat.core.rules import Facts, Memory, Mix, Rule, delta, fedasync, fedavg, fedbuff
 from offbeat.core.staleness import polynomial
-from offbeat.protocol import invariants
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import (
     AnswerPush,
@@ -60,6 +59,7 @@ from offbeat.protocol.messages import (
 from offbeat.protocol.plan import Plan, Target
 from offbeat.protocol.scheduler import Scheduler
 from offbeat.protocol.snapshot import restored, snapshot
+from tests.simulation import invariants
 
 WORKERS, DEVICES = 6, 4
 """Workers 4 and 5 serve the devices 0 and 1, which the workers 0 and 1 serve as well."""

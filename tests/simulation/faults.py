@@ -24,7 +24,6 @@ from offbeat.core.staleness import polynomial
 from offbeat.errors import InvariantBroken
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.dispatch import Available
-from offbeat.protocol.invariants import check
 from offbeat.protocol.messages import AnswerPush, Command, Event, Lease, MixUpdate, Outcome, TaskRequested, WorkerLeft
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
@@ -34,6 +33,7 @@ from offbeat.sim.event_sources import Arrival, Happening, SimulatedFleet
 from offbeat.sim.executors import Inline
 from offbeat.sim.plane import Plane
 from offbeat.task import Trained, Work, start
+from tests.simulation.invariants import check
 
 FAULT, BROKEN = 0x6661_756C, 0x6272_6F6B
 BROKEN_RATE = 0.03

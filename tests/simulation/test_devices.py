@@ -14,7 +14,6 @@ from benchmarks.events import NoVectors
 
 from offbeat.core.rules import fedasync
 from offbeat.errors import InvalidValue
-from offbeat.protocol import invariants
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Command, Decision, Event, MixUpdate
 from offbeat.protocol.plan import Plan
@@ -22,6 +21,7 @@ from offbeat.sim.devices import DeviceModel, device_model, traced
 from offbeat.sim.engine import Engine
 from offbeat.sim.event_sources import EventSource, SampledStaleness, SimulatedFleet
 from offbeat.sim.traces import Day, Traces, read_traces
+from tests.simulation import invariants
 
 MANY = 4000
 """Devices asked; a mean is then within 4 standard errors of the truth but for one seed in 16,000."""

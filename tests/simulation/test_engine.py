@@ -11,7 +11,6 @@ from offbeat.core.kernel import Updater
 from offbeat.core.layout import Array, Model
 from offbeat.core.rules import Rule
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.invariants import check
 from offbeat.protocol.messages import AnswerPush, Command, Decision, Event, MixUpdate, Outcome, VersionPublished
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
@@ -21,6 +20,7 @@ from offbeat.sim.event_sources import EventSource, SampledStaleness, SimulatedFl
 from offbeat.sim.executors import Inline
 from offbeat.sim.plane import Plane
 from offbeat.task import Trained, Work, start
+from tests.simulation.invariants import check
 
 
 class Halfway:

@@ -10,7 +10,6 @@ from offbeat.core.gate import MEDIAN_AFTER, Gate
 from offbeat.core.rules import Facts, Memory, Mix, Rule, delta, fedasync, fedavg, fedbuff
 from offbeat.core.staleness import polynomial
 from offbeat.errors import InvalidValue, InvariantBroken
-from offbeat.protocol import invariants
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import (
     AnswerPush,
@@ -47,6 +46,7 @@ from offbeat.protocol.messages import (
 from offbeat.protocol.plan import Plan, StalenessPolicy, Target
 from offbeat.protocol.scheduler import Scheduler
 from offbeat.protocol.snapshot import restored, snapshot
+from tests.simulation import invariants
 
 HALF = Mix(keep=0.5, new=0.5, base=0.0, publish=True)
 plan = partial(Plan, lease_s=10.0)

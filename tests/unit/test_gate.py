@@ -15,7 +15,6 @@ from offbeat.core.kernel import Updater
 from offbeat.core.rules import Mix, Rule, delta, fedasync
 from offbeat.errors import InvalidValue
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.invariants import check
 from offbeat.protocol.messages import AnswerPush, Command, Event, Outcome, Quarantine, TellQuarantined
 from offbeat.protocol.plan import Plan
 from offbeat.sim.devices import device_model
@@ -24,6 +23,7 @@ from offbeat.sim.event_sources import SimulatedFleet
 from offbeat.sim.executors import Inline
 from offbeat.sim.plane import Plane
 from offbeat.task import start
+from tests.simulation.invariants import check
 from tests.simulation.quadratic import Quadratic
 
 Doubles = npt.NDArray[np.float64]
