@@ -47,8 +47,7 @@ from offbeat.protocol.messages import (
 from offbeat.report import curve_run, pictures, report, report_curves, run_page
 from offbeat.report.facts import read_run, runs_under
 from offbeat.report.run_curve import averaged, thinned
-from offbeat.report.troubles import LISTED_MAX
-from offbeat.report.wrong import REFUSED
+from offbeat.report.troubles import LISTED_MAX, REFUSED
 from offbeat.settings import Settings
 from offbeat.sim.compare import Comparison
 from offbeat.sim.curve import CONTRIBUTION, CURVE, CurvePoint, read_curve

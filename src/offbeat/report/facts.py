@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import gt
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from offbeat.errors import InvalidValue
 from offbeat.protocol.messages import Outcome
+from offbeat.report.contributions import DeviceFold
 from offbeat.report.run_curve import RunCurve
 from offbeat.report.troubles import Troubles
-from offbeat.storage.device_fold import DeviceFold
 from offbeat.storage.fold import FEEDS, RunFold, Taker
 from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import Ledger
@@ -62,6 +62,12 @@ class RunFacts:
         return self.fold.t
 
     @property
+    def aim(self) -> int | None:
+        """After how many epochs it ends, where that is set."""
+        epochs = self.summary.get("epochs") or self.settings.get("epochs")
+        return epochs if isinstance(epochs, int) else None
+
+    @property
     def refused(self) -> int:
         """Updates that were decided on and not applied; those after the end are among them."""
         return self.fold.refused.total()
@@ -84,9 +90,33 @@ class RunFacts:
         """What its time is called."""
         return "run time" if self.is_served else "virtual time"
 
-    def name_of(self, worker: int) -> str:
-        """A worker's name, as a stranger gave it; empty where there is none."""
-        return self.troubles.names.get(worker, "")
+    @property
+    def is_grouped(self) -> bool:
+        """Do updates of a group share one version?"""
+        return str(self.settings.get("rule", "")).startswith("fedavg")
+
+
+class ReportedRun(NamedTuple):
+    """A run as a comparison sees it."""
+
+    label: str
+    """The name of its method."""
+    settings: Mapping[str, Any]
+    curve: RunCurve
+    results: Mapping[str, float | None]
+    """Counts by name; what is not known is left out."""
+    state: str = "finished"
+    wrong: int | None = None
+    """How many things went wrong; None where that is not known."""
+    name: str = ""
+    """Where it is."""
+
+
+class Unreadable(NamedTuple):
+    """A run that could not be read, and why."""
+
+    name: str
+    why: str
 
 
 class TaskMarks:
