@@ -2,13 +2,16 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from offbeat import method
 from offbeat.protocol.messages import Spent
 from offbeat.storage.fleet_fold import EndedTask, WorkerTotals
+from offbeat.web.json_twins import thinned
 from offbeat.web.run_reader import RunReader
-from offbeat.web.series import open_over_time, thinned
 
 BINS_MAX = 100
 WEIGHTS_SHOWN = 1000
@@ -72,6 +75,21 @@ def function(reading: RunReader) -> list[dict[str, Any]]:
     t = max(reading.fold.t, last) + 1
     curve = method.rule_curve(reading.settings, t, thinned(range(last + 1), CURVE_POINTS))
     return [{"staleness": u, "alpha_t": alpha_t} for u, alpha_t in curve]
+
+
+def open_over_time(begun: Sequence[float], ended: Sequence[float], most: int) -> list[tuple[float, int]]:
+    """How many were open at moments: wherever that changed or, if it changed more often, at even distances.
+
+    >>> open_over_time([0.0, 0.0, 2.0], [1.0, 2.0], 10)
+    [(0.0, 2), (1.0, 1), (2.0, 1)]
+    """
+    first, second = (np.sort(np.asarray(moments, np.float64), kind="stable") for moments in (begun, ended))
+    if len(first) + len(second) > most:  # both are about in order, which a stable sort is quick with
+        moments = np.linspace(first[0], max(first[-1], *second[-1:]), most)
+    else:
+        moments = np.unique(np.concatenate([first, second]))
+    counts = np.searchsorted(first, moments, "right") - np.searchsorted(second, moments, "right")
+    return list(zip(moments.tolist(), counts.tolist(), strict=True))
 
 
 # --- who works when --------------------------------------------------------------------------------------------------

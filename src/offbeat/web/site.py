@@ -13,14 +13,11 @@ from aiohttp import web
 from offbeat.errors import InvalidValue
 from offbeat.server.access import Right
 from offbeat.server.refusals import Refusal, answer
-from offbeat.web import asynchrony, overview, side_by_side, update_list, workers
+from offbeat.web import asynchrony, overview, runs, update_list, workers
 from offbeat.web.login import PageAccess, same_origin
-from offbeat.web.pages import PAGE, Assets, packed, sent
-from offbeat.web.paths import root_of, to
+from offbeat.web.pages import PAGE, Assets, packed, root_of, sent, to
 from offbeat.web.run_reader import RunReader
-from offbeat.web.run_watch import LISTENERS_MAX, Committed, RunWatch, follow
-from offbeat.web.runs import READINGS_MAX
-from offbeat.web.shown import THREADS, PackedJson, Shown
+from offbeat.web.run_watch import LISTENERS_MAX, THREADS, Committed, PackedJson, RunWatch, follow
 
 NUMBER_DIGITS_MAX = 15
 Act = Callable[[str, int], Awaitable[None]]
@@ -39,7 +36,7 @@ class Site:
 
     def __init__(
         self,
-        runs: Shelf,
+        shelf: Shelf,
         door: PageAccess,
         assets: Assets,
         *,
@@ -48,7 +45,7 @@ class Site:
         committed: Committed | None = None,
     ) -> None:
         """`many`: a folder of runs, each below /runs/NAME/; else one run, at /."""
-        self.runs, self.door, self.assets, self.many = runs, door, assets, many
+        self.runs, self.door, self.assets, self.many = shelf, door, assets, many
         self.act, self._committed = act, committed
         self.pool = ThreadPoolExecutor(THREADS, "web")
         self._watches: OrderedDict[str, RunWatch] = OrderedDict()
@@ -67,12 +64,16 @@ class Site:
 
         self.pool.submit(count)
 
-    def stop(self) -> None:
+    async def start(self, _: web.Application) -> None:
+        if not self.many:
+            self.warm()
+
+    async def stop(self, _: web.Application) -> None:
         """Send all listeners away."""
         for watch in self._watches.values():
             watch.stop()
 
-    async def close(self) -> None:
+    async def close(self, _: web.Application) -> None:
         for watch in self._watches.values():
             await watch.ended()
         await asyncio.get_running_loop().run_in_executor(None, self.pool.shutdown)
@@ -86,19 +87,19 @@ class Site:
         if reading is None:
             raise Refusal("not_found", f"there is no run {name[:100]!r}", do="Look at the list of runs at /.")
         watch = self._watches.pop(name, None)
-        if watch is None or (watch.shown.reading is not reading and not watch.listeners):
-            watch = RunWatch(Shown(reading, self.pool), self._committed)
+        if watch is None or (watch.reading is not reading and not watch.listeners):
+            watch = RunWatch(reading, self.pool, self._committed)
         self._watches[name] = watch
         self._forget_old()
         return watch
 
     def _forget_old(self) -> None:
         for name, watch in list(self._watches.items()):
-            if len(self._watches) > READINGS_MAX and not watch.listeners:
+            if len(self._watches) > runs.READINGS_MAX and not watch.listeners:
                 del self._watches[name]
 
     async def _twin(self, request: web.Request, key: Any, make: Callable[[RunReader], Any]) -> web.Response:
-        return _json(request, await (await self.watch(request)).shown.answer(key, make))
+        return _json(request, await (await self.watch(request)).answer(key, make))
 
     # --- one run -----------------------------------------------------------------------------------------------------
 
@@ -118,8 +119,8 @@ class Site:
 
     async def story(self, request: web.Request) -> web.Response:
         task = _number(request, "task")
-        shown = (await self.watch(request)).shown
-        found = await shown.answer(("story", task), lambda reading: update_list.story(reading, task))
+        watch = await self.watch(request)
+        found = await watch.answer(("story", task), lambda reading: update_list.story(reading, task))
         if b'"story":[]' in found.body:
             raise Refusal("not_found", f"no task {task} was leased so far", do="Look at the list of updates.")
         return _json(request, found)
@@ -143,8 +144,8 @@ class Site:
 
     async def compare(self, request: web.Request) -> web.Response:
         names = list(dict.fromkeys(request.query.getall("run", [])))
-        if len(names) > side_by_side.RUNS_MAX:
-            raise InvalidValue(f"{len(names)} runs are asked for; compare at most {side_by_side.RUNS_MAX}")
+        if len(names) > runs.COMPARED_MAX:
+            raise InvalidValue(f"{len(names)} runs are asked for; compare at most {runs.COMPARED_MAX}")
         return _json(request, await self.off_loop(lambda: PackedJson.of(self._compared(names))))
 
     def _compared(self, names: list[str]) -> dict[str, Any]:
@@ -155,8 +156,8 @@ class Site:
                 raise Refusal("not_found", f"there is no run {name[:100]!r}", do="Look at the list of runs at /.")
             with reading.lock:
                 reading.refresh()
-                parts[name] = side_by_side.part(reading, len(names))
-        return side_by_side.comparison(parts)
+                parts[name] = runs.part(reading, len(names))
+        return runs.comparison(parts)
 
     async def into(self, request: web.Request) -> web.Response:
         return to(request, f"{request.rel_url.raw_path}/")
@@ -196,8 +197,8 @@ class Site:
         if self.act is None:
             raise Refusal("not_found", "this run is not served here", do="Use the page of its server.")
         await self.act(request.match_info["what"], _number(request, "worker"))
-        shown = (await self.watch(request)).shown
-        await shown.off_loop(lambda: shown.reading.refresh(least_s=0.0))  # the administrator looks at the result next
+        watch = await self.watch(request)
+        await self.off_loop(lambda: watch.reading.refresh(least_s=0.0))  # the administrator looks at the result next
         return web.Response(status=204)
 
 

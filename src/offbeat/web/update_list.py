@@ -15,8 +15,7 @@ import numpy as np
 
 from offbeat.protocol.messages import Outcome, Spent
 from offbeat.storage.rows import Row, read
-from offbeat.web.asked import Query, choice, whole
-from offbeat.web.json_values import said
+from offbeat.web.json_twins import Query, choice, said, whole
 from offbeat.web.run_reader import RunReader
 
 SIZE, SIZE_MAX = 100, 500
@@ -41,7 +40,6 @@ class UpdateQuery:
 
     @classmethod
     def of(cls, query: Query) -> Self:
-        """From a query; what it does not say is as usual."""
         return cls(
             query.get("worker", "").strip(),
             choice(query, "outcome", OUTCOMES, ""),
@@ -51,7 +49,6 @@ class UpdateQuery:
 
 
 def updates(reading: RunReader, wanted: UpdateQuery) -> dict[str, Any]:
-    """One page of updates, newest first."""
     with reading.connected() as ledger:
         found = _found(reading, ledger, wanted)
     page, more = found[: wanted.size], len(found) > wanted.size
