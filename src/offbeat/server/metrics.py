@@ -181,9 +181,9 @@ class Metrics:
         try:
             with self._lock:
                 families = list(self._families())
+            return _encoded([*families, *_gauges(facts)], accept)
         except ImportError as error:
             raise MissingExtra("prometheus-client", "metrics") from error
-        return _encoded([*families, *_gauges(facts)], accept)
 
     def _families(self) -> Iterator["Metric"]:
         fold, staleness = self._fold, Buckets(STALENESS)
