@@ -362,7 +362,7 @@ def test_a_wrong_question_is_refused(query: dict[str, str]) -> None:
 def all_updates(looked: Looked, size: int = 500, **wanted: Any) -> list[dict[str, Any]]:
     """Page by page."""
     found: list[dict[str, Any]] = []
-    before = update_list.NEWEST
+    before = update_list.NUMBER_MAX
     while True:
         page = update_list.updates(looked.reading, update_list.UpdateQuery(before=before, size=size, **wanted))
         found += page["updates"]

@@ -73,7 +73,6 @@ def curve_run(
 
 
 def _pages() -> tuple[Callable[..., str], Callable[..., str]]:
-    """What makes the page of a run, and of a comparison."""
     try:
         pages = [import_module(f"offbeat.report.{name}") for name in ("run_page", "comparison_page")]
     except ModuleNotFoundError as error:

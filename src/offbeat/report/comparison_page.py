@@ -51,12 +51,10 @@ class ComparedMethod:
         return [last for run in self.runs if (last := run.curve.last(metric)) is not None]
 
     def counted(self, name: str) -> list[float | None]:
-        """One of COUNTS, of every run."""
         return [run.results.get(name) for run in self.runs]
 
     @property
     def seconds(self) -> list[float]:
-        """How long every run took."""
         return [run.curve.ended_at for run in self.runs]
 
 

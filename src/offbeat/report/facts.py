@@ -35,8 +35,6 @@ TASK = FEEDS["decided"].columns.index("task")
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """All that a report says about a run."""
-
     folder: Path
     settings: Mapping[str, Any]
     state: State
@@ -44,12 +42,7 @@ class RunFacts:
     """Empty until the run is finished."""
     at: float
     """Seconds on the run's own clock."""
-    reason: str
-    """Why it ended; empty where it has not."""
-    tasks: int
-    """Leased in all."""
-    in_flight: int
-    """Leases that nothing has been heard of since."""
+    tasks: "TaskMarks"
     device_count: int | None
     """As set, or as the task has it."""
     fold: RunFold
@@ -60,6 +53,11 @@ class RunFacts:
     @property
     def t(self) -> int:
         return self.fold.t
+
+    @property
+    def reason(self) -> str:
+        """Why it ended; empty where it has not."""
+        return str(self.summary.get("ended") or self.fold.ended or "")
 
     @property
     def aim(self) -> int | None:
@@ -87,7 +85,6 @@ class RunFacts:
 
     @property
     def clock(self) -> str:
-        """What its time is called."""
         return "run time" if self.is_served else "virtual time"
 
     @property
@@ -97,8 +94,6 @@ class RunFacts:
 
 
 class ReportedRun(NamedTuple):
-    """A run as a comparison sees it."""
-
     label: str
     """The name of its method."""
     settings: Mapping[str, Any]
@@ -113,8 +108,6 @@ class ReportedRun(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """A run that could not be read, and why."""
-
     name: str
     why: str
 
@@ -131,6 +124,7 @@ class TaskMarks:
 
     @property
     def in_flight(self) -> int:
+        """Leases that nothing has been heard of since."""
         over = self._over.ljust(len(self._leased), b"\0")
         return sum(map(gt, self._leased, over))
 
@@ -163,9 +157,7 @@ def read_run(path: Path) -> RunFacts:
             state,
             summary,
             at=float(summary.get("virtual_s", _moment_of(ledger, until))),
-            reason=str(summary.get("ended") or fold.ended or ""),
-            tasks=tasks.leased,
-            in_flight=tasks.in_flight,
+            tasks=tasks,
             device_count=_devices(path, folder.settings),
             fold=fold,
             devices=devices,

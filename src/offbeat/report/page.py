@@ -32,7 +32,6 @@ PER_RUN = ("seed", "executor")
 
 
 def render(template: str, *, title: str, at: datetime, **facts: Any) -> str:
-    """A whole file."""
     return _environment().get_template(template).render(title=title, at=at, version=version("offbeat"), **facts)
 
 

@@ -135,7 +135,6 @@ def weights(
     label: str,
     t: int,
 ) -> Markup:
-    """What weight updates of a staleness got, and what the rule says."""
     shown = _coarse({dot: count for dot, count in dots.items() if dot[0] <= largest})
     most = max(shown.values(), default=1)
 
@@ -258,7 +257,6 @@ def _drawn(name: str, alt: str, draw: Callable[[Axes], None]) -> Markup:
 
 
 def _inline(name: str, alt: str, svg: str) -> Markup:
-    """A picture as a part of a page."""
     box = " ".join(str(round(72 * inches, 1)) for inches in SIZE)
     inside = svg[svg.index(">", svg.index("<svg")) + 1 : svg.rindex("</svg>")]
     inside = re.sub(r"<style.*?</style>", "", inside, flags=re.DOTALL)

@@ -21,8 +21,6 @@ REASONS_SHOWN = 10
 
 
 class MetricAt(NamedTuple):
-    """A metric's value, and of which version."""
-
     value: float
     t: float
 

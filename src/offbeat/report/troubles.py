@@ -58,8 +58,6 @@ class Mishap(NamedTuple):
 
 
 class QuarantinedWorker(NamedTuple):
-    """A worker that was given no more tasks."""
-
     worker: int
     at: float
     why: str
@@ -67,8 +65,6 @@ class QuarantinedWorker(NamedTuple):
 
 
 class LostUpdate(NamedTuple):
-    """An acknowledged update that was damaged and dropped."""
-
     task: int
     decision: int
     at: float
@@ -145,7 +141,6 @@ class Troubles:
 
 
 def mishaps(fold: RunFold, found: Troubles) -> list[Mishap]:
-    """What happened, kind by kind."""
     gap = "Evaluations that were not a finite number; the first is of epoch {}."
     kinds = [
         *_counted("Refused", REFUSED, fold.rejected()),
@@ -165,7 +160,6 @@ def _counted(of: str, meanings: Mapping[str, str], counts: Counter[str]) -> Iter
 
 
 def _how(at: float, deadline: float | None, detail: str | None) -> str:
-    """How a lease ended without an update."""
     if detail and json.loads(detail).get("revoked"):
         return "revoked"
     return "expired" if deadline is not None and at >= deadline else "given up"

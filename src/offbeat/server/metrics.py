@@ -68,8 +68,6 @@ SUMS = {
 
 
 class Exposed(NamedTuple):
-    """What a scrape is answered with."""
-
     body: bytes
     content_type: str
 
@@ -113,8 +111,6 @@ class WeightBuckets:
 
 
 class Metrics:
-    """What has happened so far, in numbers."""
-
     def __init__(self, ledger: Path | None = None) -> None:
         """Where there is a ledger, counting goes on from its totals."""
         self._lock = Lock()
@@ -129,7 +125,6 @@ class Metrics:
                 self._fold = RunFold.of(reader, self._weights)
 
     def staleness(self) -> dict[str, float]:
-        """Of applied updates, as the status and the summary say it."""
         with self._lock:
             fold = self._fold
             return {"staleness_mean": fold.staleness_mean, "staleness_largest": fold.staleness_largest}
@@ -206,8 +201,6 @@ class Metrics:
 
 
 class Timed:
-    """Times every evaluation."""
-
     def __init__(self, process: Measures, metrics: Metrics) -> None:
         self._process, self._metrics = process, metrics
 
@@ -231,8 +224,6 @@ def _each(counts: Counter[str], names: Iterable[str]) -> dict[str, float]:
 
 
 class _Collected:
-    """What was gathered for one scrape."""
-
     def __init__(self, families: Iterable["Metric"]) -> None:
         self._families = families
 

@@ -65,7 +65,6 @@ def counts(c: Coordinator) -> dict[str, Any]:
 
 
 async def workers(request: web.Request) -> web.Response:
-    """Who has joined, and what they do."""
     service = context_of(request)
     found = await service.ask(lambda c: [_worker(c, session) for session in service.sessions.all()])
     return answer({"workers": found})

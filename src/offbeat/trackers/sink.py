@@ -48,8 +48,6 @@ class TrackedPoint(NamedTuple):
 
 
 class UpdateWindow(NamedTuple):
-    """Updates that were decided on one after the other."""
-
     t: int
     """The epoch that the last of them went into, or would have."""
     at_s: float
@@ -81,23 +79,18 @@ class Sink(Protocol):
 
     def begin(self, run: RunDescription) -> int:
         """A run, new or known; answers how many points and windows of it are there already."""
-        ...
 
     def tell(self, report: Report) -> None:
         """The next point or window."""
-        ...
 
     def flush(self) -> None:
         """All that was said so far is to be seen."""
-        ...
 
     def end(self, summary: Mapping[str, Any]) -> None:
         """The run is finished."""
-        ...
 
     def close(self) -> None:
         """Nothing more will be said, for now or for good; a second time does nothing."""
-        ...
 
 
 def sink_of(spec: str) -> Sink:
@@ -147,8 +140,6 @@ class ProgressReader:
 
 
 class WindowFold:
-    """The part of the fold that gathers updates into windows."""
-
     def __init__(self) -> None:
         self.closed: list[tuple[int, UpdateWindow]] = []
         """Not told yet, with the row of the last update in each."""
@@ -159,7 +150,6 @@ class WindowFold:
         return {"decided": self._decided}
 
     def window(self) -> UpdateWindow:
-        """The open window."""
         return UpdateWindow(self._t, self._at_s, tuple(self._staleness), tuple(self._alpha_t), self._refused)
 
     def _begin(self) -> None:

@@ -43,8 +43,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class PageRoute(NamedTuple):
-    """A path, its handler, and who may use it."""
-
     method: str
     path: str
     handler: Callable[[Site, web.Request], Awaitable[web.StreamResponse]]
@@ -152,7 +150,6 @@ def _mount_nothing(app: web.Application, refusal: Refusal) -> None:
 
 
 def make_app() -> web.Application:
-    """An application without anything but the page."""
     return web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_refusing])
 
 

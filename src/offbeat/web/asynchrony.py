@@ -146,10 +146,10 @@ def _task(ended: EndedTask, reading: RunReader) -> dict[str, Any]:
 def _tell_spent(reading: RunReader, tasks: list[dict[str, Any]]) -> None:
     """Add to each task that arrived how long its worker downloaded, trained and uploaded; null where it did not say."""
     arrived = [task["task"] for task in tasks if task["arrived_s"] is not None]
-    with reading.connected() as ledger:
+    with reading.ledger() as ledger:
         places = ", ".join("?" * len(arrived))
         query = f"SELECT task, detail FROM events WHERE kind = 'arrived' AND task IN ({places}) ORDER BY sequence"  # noqa: S608 (question marks)
-        details = dict(ledger.execute(query, arrived))
+        details = dict(ledger.select(query, tuple(arrived)))
     for task in tasks:
         said = json.loads(details.get(task["task"]) or "{}").get("spent")
         if said is None and task["arrived_s"] is not None and not reading.served:

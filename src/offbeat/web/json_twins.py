@@ -13,6 +13,7 @@ from offbeat.errors import InvalidValue
 T = TypeVar("T")
 Query = Mapping[str, str]
 DIGITS_MAX = 15
+NUMBER_MAX = 10**DIGITS_MAX - 1
 SHOWN_MAX = 40
 
 

@@ -48,8 +48,6 @@ log = logging.getLogger("offbeat.web")
 
 
 class LoginSession(NamedTuple):
-    """A login, until it ends."""
-
     token: str
     """The digest of the token that they showed."""
     ends_at: float
@@ -112,8 +110,6 @@ def _digest(secret: str) -> str:
 
 
 class Visitor(NamedTuple):
-    """Who sent a request."""
-
     role: Role | None
     """None where the visitor has not logged in."""
     csrf: str | None = None
@@ -121,8 +117,6 @@ class Visitor(NamedTuple):
 
 
 class PageAccess:
-    """Knows visitors by cookie or token."""
-
     def __init__(
         self,
         tokens: TokenBook | None,
@@ -162,7 +156,6 @@ class PageAccess:
         return visitor
 
     def check_csrf(self, request: web.Request, visitor: Visitor) -> None:
-        """A request that changes something must come from a page of ours."""
         if not same_origin(request):
             raise Refusal("not_allowed", "this came from a page of another site", do="Use the page itself.")
         sent = request.headers.get(CSRF, "").encode("utf-8", "surrogatepass")
@@ -196,7 +189,6 @@ class PageAccess:
         _set_cookie(response, secret, int(SESSION_S), secure=self._secure(request))
 
     def log_out(self, request: web.Request, response: web.Response) -> None:
-        """End the session, and remove its cookie."""
         self._sessions.end(request.cookies.get(COOKIE, ""))
         _set_cookie(response, "", 0, secure=self._secure(request))
 

@@ -42,7 +42,6 @@ def overview(reading: RunReader) -> dict[str, Any]:
 
 
 def about(reading: RunReader) -> dict[str, Any]:
-    """What is being trained, and how."""
     settings = reading.settings
     return {
         "name": reading.name,

@@ -40,8 +40,6 @@ TEXT = ("text/", "application/json", "image/svg")
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file of the page, as it is sent."""
-
     stamp: Stamp
     body: bytes
     packed: bytes | None

@@ -42,8 +42,6 @@ Committed = Callable[[], asyncio.Event]
 
 @dataclass(frozen=True, slots=True)
 class PackedJson:
-    """JSON, as it is and packed where that is worth it."""
-
     body: bytes
     packed: bytes | None
 
@@ -110,7 +108,6 @@ class RunWatch:
         self._moved.set()
 
     async def ended(self) -> None:
-        """Wait until the watching has ended."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

@@ -7,7 +7,6 @@ Rules kept here:
 """
 
 import re
-import sqlite3
 import threading
 import time
 from collections import OrderedDict
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.errors import OffbeatError
+from offbeat.storage.ledger import Ledger
 from offbeat.storage.run_folder import LEDGER, SUMMARY
 from offbeat.web.json_twins import metrics_of, said
 from offbeat.web.overview import about, curve
@@ -84,16 +84,15 @@ class Runs:
 
 def line_of(reading: RunReader) -> dict[str, Any]:
     """One run in a line, without counting its whole ledger."""
-    with reading.connected() as ledger:
+    with reading.ledger() as ledger:
         t, detail = _newest(ledger, "published", "t"), _newest(ledger, "evaluated", "detail")
     line = {name: value for name, value in about(reading).items() if name in ("name", "state", "task", "rule")}
     return line | {"t": t or 0, "metrics": metrics_of(detail) if detail else {}}
 
 
-def _newest(ledger: sqlite3.Connection, kind: str, column: str) -> Any:
+def _newest(ledger: Ledger, kind: str, column: str) -> Any:
     query = f"SELECT {column} FROM events WHERE kind = ? ORDER BY sequence DESC LIMIT 1"  # noqa: S608 (text from above)
-    row = ledger.execute(query, (kind,)).fetchone()
-    return None if row is None else row[0]
+    return next((value for (value,) in ledger.select(query, (kind,))), None)
 
 
 def names_of(folder: Path, runs: Iterable[Path]) -> dict[str, Path]:
@@ -115,8 +114,6 @@ def names_of(folder: Path, runs: Iterable[Path]) -> dict[str, Path]:
 
 
 class One:
-    """The one run that is served."""
-
     def __init__(self, reading: RunReader) -> None:
         self.reading = reading
 
@@ -143,7 +140,6 @@ def part(reading: RunReader, runs: int) -> dict[str, Any]:
 
 
 def results(reading: RunReader) -> dict[str, Any]:
-    """The results of a run, or how far it has come."""
     fold, summary = reading.fold, reading.summary or {}
     newest = metrics_of(fold.evaluations[-1].detail) if fold.evaluations else {}
     return {

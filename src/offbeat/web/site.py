@@ -14,12 +14,12 @@ from offbeat.errors import InvalidValue
 from offbeat.server.access import Right
 from offbeat.server.refusals import Refusal, answer
 from offbeat.web import asynchrony, overview, runs, update_list, workers
+from offbeat.web.json_twins import NUMBER_MAX, whole
 from offbeat.web.login import PageAccess, same_origin
 from offbeat.web.pages import PAGE, Assets, packed, root_of, sent, to
 from offbeat.web.run_reader import RunReader
 from offbeat.web.run_watch import LISTENERS_MAX, THREADS, Committed, PackedJson, RunWatch, follow
 
-NUMBER_DIGITS_MAX = 15
 Act = Callable[[str, int], Awaitable[None]]
 """Does what an administrator wants: "quarantine" or "readmit", and the number of a worker; may raise `Refusal`."""
 
@@ -32,8 +32,6 @@ class Shelf(Protocol):
 
 
 class Site:
-    """Everything behind the page's paths."""
-
     def __init__(
         self,
         shelf: Shelf,
@@ -51,7 +49,6 @@ class Site:
         self._watches: OrderedDict[str, RunWatch] = OrderedDict()
 
     async def off_loop(self, work: Callable[[], Any]) -> Any:
-        """Run blocking work on another thread."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
     def warm(self, name: str = "") -> None:
@@ -69,7 +66,6 @@ class Site:
             self.warm()
 
     async def stop(self, _: web.Application) -> None:
-        """Send all listeners away."""
         for watch in self._watches.values():
             watch.stop()
 
@@ -118,7 +114,7 @@ class Site:
         return await self._twin(request, wanted, lambda reading: update_list.updates(reading, wanted))
 
     async def story(self, request: web.Request) -> web.Response:
-        task = _number(request, "task")
+        task = whole(request.match_info, "task", 0, NUMBER_MAX, 0)
         watch = await self.watch(request)
         found = await watch.answer(("story", task), lambda reading: update_list.story(reading, task))
         if b'"story":[]' in found.body:
@@ -196,7 +192,7 @@ class Site:
     async def step_in(self, request: web.Request) -> web.Response:
         if self.act is None:
             raise Refusal("not_found", "this run is not served here", do="Use the page of its server.")
-        await self.act(request.match_info["what"], _number(request, "worker"))
+        await self.act(request.match_info["what"], whole(request.match_info, "worker", 0, NUMBER_MAX, 0))
         watch = await self.watch(request)
         await self.off_loop(lambda: watch.reading.refresh(least_s=0.0))  # the administrator looks at the result next
         return web.Response(status=204)
@@ -206,15 +202,7 @@ def _json(request: web.Request, found: PackedJson) -> web.Response:
     return packed(request, found.body, found.packed, "application/json")
 
 
-def _number(request: web.Request, name: str) -> int:
-    text = request.match_info[name]
-    if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX):
-        raise InvalidValue(f"{name} is {text[:40]!r} but must be a whole number >= 0")
-    return int(text)
-
-
 async def _token(request: web.Request) -> str:
-    """The token in a form or in JSON."""
     try:
         if request.content_type == "application/json":
             body = json.loads(await request.read())

@@ -32,8 +32,6 @@ SORTED_AS: dict[str, Callable[[Any], Any]] = {"name": str.casefold, "refused": l
 
 @dataclass(frozen=True, slots=True)
 class WorkerQuery:
-    """Which workers a page shows, and in which order."""
-
     sort: str = "worker"
     order: str = "asc"
     text: str = ""
