@@ -35,8 +35,6 @@ SAMPLES = 400
 
 
 class Axis(NamedTuple):
-    """What a metric is drawn against."""
-
     label: str
     of: Callable[[CurvePoint], float]
 
@@ -59,7 +57,6 @@ def run(path: Path, result: Run, metric: str | None = None) -> None:
 
 
 def run_folder(path: Path) -> list[Path]:
-    """The pictures of a finished run, beside its other files."""
     folder = RunFolder.open(path)
     with folder.ledger() as ledger:
         applied = [decision for decision in ledger.decisions() if decision.mix]
@@ -85,7 +82,6 @@ def _of_run(
 
 
 def staleness(axes: Axes, decisions: Sequence[Decision]) -> None:
-    """How stale the updates were, and what weight each got."""
     seen = [decision.staleness for decision in decisions]
     largest = max(1, int(np.percentile(seen, 99))) if seen else 1
     counts = np.bincount(np.asarray(seen, dtype=np.int64), minlength=largest + 1)[: largest + 1]

@@ -21,8 +21,8 @@ from offbeat.server import certificates
 from offbeat.server.access import TOKENS, Role, TokenBook
 from offbeat.server.server import ServeOptions
 from offbeat.server.settings import AccessSettings
+from offbeat.web.app import furnish
 from offbeat.web.login import TRIES_MAX
-from offbeat.web.served_page import furnish
 from offbeat.worker.api_answers import RequestRefused
 from offbeat.worker.api_client import ApiClient, Hello, common_headers
 from offbeat.worker.http_client import HttpClient

@@ -47,8 +47,7 @@ from offbeat.protocol.messages import (
 from offbeat.report import curve_run, pictures, report, report_curves, run_page
 from offbeat.report.facts import read_run, runs_under
 from offbeat.report.run_curve import averaged, thinned
-from offbeat.report.troubles import LISTED_MAX
-from offbeat.report.wrong import REFUSED
+from offbeat.report.troubles import LISTED_MAX, REFUSED
 from offbeat.settings import Settings
 from offbeat.sim.compare import Comparison
 from offbeat.sim.curve import CONTRIBUTION, CURVE, CurvePoint, read_curve
@@ -319,7 +318,7 @@ def test_what_went_wrong_is_told_by_kind(tmp_path: Path) -> None:
     assert page.rows("quarantines")[0][4].value == 14.0
     assert [cell.text for cell in page.rows("unreadable")[0]] == ["the header is cut off", "2"]
     assert "Trouble: the disk is <full>" in page.text
-    assert (page.fact("tasks"), read_run(tmp_path / "run").in_flight) == (5, 1)
+    assert (page.fact("tasks"), read_run(tmp_path / "run").tasks.in_flight) == (5, 1)
     assert "interrupted (enough)" in page.ids["fact-state"].text
 
 

@@ -26,10 +26,18 @@ from offbeat.storage.ledger import Ledger
 from offbeat.storage.run_folder import RunFolder
 from offbeat.trackers import follower as follower_module
 from offbeat.trackers import mlflow as mlflow_module
-from offbeat.trackers.follower import Follower, Following, description_of, follow, follow_live
+from offbeat.trackers.follower import Follower, Following, description_of, follow
 from offbeat.trackers.mlflow import BATCH, MLflow
-from offbeat.trackers.progress_reader import PARTS, ProgressReader
-from offbeat.trackers.sink import RunDescription, Sink, TrackedPoint, UpdateWindow, sink_of
+from offbeat.trackers.sink import (
+    PARTS,
+    ProgressReader,
+    Report,
+    RunDescription,
+    Sink,
+    TrackedPoint,
+    UpdateWindow,
+    sink_of,
+)
 from offbeat.trackers.tensorboard import TensorBoard
 from tests.simulation.quadratic import Quadratic
 
@@ -60,12 +68,6 @@ class Heard:
         self.about = run
         return len(self.reports)
 
-    def metrics(self, point: TrackedPoint) -> None:
-        self._hear(point)
-
-    def updates(self, window: UpdateWindow) -> None:
-        self._hear(window)
-
     def flush(self) -> None:
         self.flushed += 1
         self.changed.set()
@@ -77,7 +79,7 @@ class Heard:
     def close(self) -> None:
         self.closed += 1
 
-    def _hear(self, report: TrackedPoint | UpdateWindow) -> None:
+    def tell(self, report: Report) -> None:
         if len(self.reports) == self.fails_at:
             raise ConnectionError("the tracker is away")
         self.reports.append(report)
@@ -285,7 +287,7 @@ def test_a_live_follower_stays_until_the_run_is_over(run: Path, tmp_path: Path) 
     _go(simulation, 60)
     simulation.checkpoint()
     sink, ended = Heard(), []
-    thread = threading.Thread(target=lambda: ended.append(follow_live(tmp_path / "run", [sink], every_s=0.01)))
+    thread = threading.Thread(target=lambda: ended.append(follow(tmp_path / "run", [sink], live=True, every_s=0.01)))
     thread.start()
     assert sink.changed.wait(PATIENCE_S)
     simulation.run()
@@ -299,7 +301,7 @@ def test_a_live_follower_does_not_wait_for_a_run_that_was_interrupted(tmp_path: 
     _go(simulation, 60)
     simulation.close()
     sink = Heard()
-    assert not follow_live(tmp_path / "run", [sink])
+    assert not follow(tmp_path / "run", [sink], live=True)
     assert sink.points
     assert sink.closed == 1
 
@@ -426,9 +428,9 @@ def test_two_runs_of_one_name_are_two_runs_in_tensorboard(run: Path, tmp_path: P
 def test_a_window_without_applied_updates_and_a_diverged_metric_are_shown(tmp_path: Path) -> None:
     sink = TensorBoard(str(tmp_path))
     assert sink.begin(RunDescription("odd", "k", 1e9, {"none": None, "list": [1, 2], "on": True})) == 0
-    sink.updates(UpdateWindow(3, 1.0, (), (), 4))
-    sink.updates(UpdateWindow(4, 1.5, (2, 2, 2), (0.5, 0.5, 0.5), 0))
-    sink.metrics(TrackedPoint(4, 1.5, 9, {"loss": nan}))
+    sink.tell(UpdateWindow(3, 1.0, (), (), 4))
+    sink.tell(UpdateWindow(4, 1.5, (2, 2, 2), (0.5, 0.5, 0.5), 0))
+    sink.tell(TrackedPoint(4, 1.5, 9, {"loss": nan}))
     sink.flush()
     live = accumulated(tmp_path / "odd")
     sink.close()
@@ -519,9 +521,9 @@ def test_mlflow_takes_many_numbers_odd_names_and_nan(store: str) -> None:
     sink = MLflow(store)
     odd = {f"setting {i} (%)": "x" * 10_000 for i in range(150)} | {"none": None, "nested": {"a": [1]}}
     assert sink.begin(RunDescription("odd", "it's", 1e9, odd)) == 0
-    sink.metrics(TrackedPoint(1, 0.5, 3, {"top-5 (%)": 0.5, "../loss": nan, "": 1.0, "a//b": 2.0, "..": 3.0}))
-    sink.metrics(TrackedPoint(2, 0.6, 3, {f"m{i}": float(i) for i in range(2 * BATCH + 5)}))
-    sink.updates(UpdateWindow(2, 0.7, (), (), 1))
+    sink.tell(TrackedPoint(1, 0.5, 3, {"top-5 (%)": 0.5, "../loss": nan, "": 1.0, "a//b": 2.0, "..": 3.0}))
+    sink.tell(TrackedPoint(2, 0.6, 3, {f"m{i}": float(i) for i in range(2 * BATCH + 5)}))
+    sink.tell(UpdateWindow(2, 0.7, (), (), 1))
     sink.flush()
     sink.flush()
     sink.close()

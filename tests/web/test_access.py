@@ -14,8 +14,7 @@ from aiohttp.web import Response
 from offbeat.server.access import Role, TokenBook
 from offbeat.server.refusals import Refusal
 from offbeat.web.app import OF_RUN, OF_SITE
-from offbeat.web.login import COOKIE, TRIES_MAX, TRIES_S, PageAccess
-from offbeat.web.login_sessions import SESSION_S
+from offbeat.web.login import COOKIE, SESSION_S, TRIES_MAX, TRIES_S, PageAccess
 from offbeat.web.pages import POLICY
 from tests.web.looking import Visitor, opened, page_of, simulated
 
@@ -294,7 +293,7 @@ def test_a_revoked_token_ends_its_sessions(book: TokenBook, clock: Clock) -> Non
 def test_there_are_not_more_sessions_than_there_may_be(
     book: TokenBook, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offbeat.web.login_sessions.SESSIONS_MAX", 5)
+    monkeypatch.setattr("offbeat.web.login.SESSIONS_MAX", 5)
     door, token = PageAccess(book, now=clock), book.add("eye", Role.VIEWER)
     first = entered(door, token)
     later = [entered(door, token) for _ in range(5)]

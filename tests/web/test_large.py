@@ -16,7 +16,7 @@ from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import KINDS, NewRow, Row, RowShape
 from offbeat.web import asynchrony, overview, update_list, workers
 from offbeat.web.run_reader import RunReader
-from offbeat.web.shown import PackedJson
+from offbeat.web.run_watch import PackedJson
 from tests.simulation.quadratic import Quadratic
 from tests.web.looking import Told, opened, page_of, rows_of
 

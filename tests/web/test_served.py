@@ -12,8 +12,8 @@ from offbeat.server import certificates
 from offbeat.server.access import TOKENS, Role, TokenBook
 from offbeat.server.server import ServeOptions
 from offbeat.server.settings import AccessSettings
+from offbeat.web.app import furnish
 from offbeat.web.pages import POLICY
-from offbeat.web.served_page import furnish
 from offbeat.worker.settings import trusted
 from tests.server import serving as served
 from tests.server.serving import Running, Worker, serving

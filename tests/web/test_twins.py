@@ -12,7 +12,8 @@ from offbeat.errors import InvalidValue
 from offbeat.sim.curve import read_curve
 from offbeat.sim.run import Run, Simulation
 from offbeat.storage.json_file import read_json
-from offbeat.web import asynchrony, overview, side_by_side, update_list, workers
+from offbeat.web import asynchrony, overview, runs, update_list, workers
+from offbeat.web.json_twins import NUMBER_MAX
 from offbeat.web.run_reader import RunReader
 from tests.web.looking import DEVICES, SOME, Told, rows_of, simulated
 
@@ -321,7 +322,7 @@ def test_whose_data_count_is_what_the_run_says(any_rule: Looked) -> None:
     assert mass == pytest.approx({device: mass for device, (mass, _) in any_rule.run.contribution.items()})
 
 
-@pytest.mark.parametrize("sort", list(workers.SORTS))
+@pytest.mark.parametrize("sort", list(workers.COLUMNS))
 @pytest.mark.parametrize("order", ["asc", "desc"])
 def test_workers_are_sorted_and_paged(some: Looked, sort: str, order: str) -> None:
     def page(number: int, size: int) -> list[Any]:
@@ -362,7 +363,7 @@ def test_a_wrong_question_is_refused(query: dict[str, str]) -> None:
 def all_updates(looked: Looked, size: int = 500, **wanted: Any) -> list[dict[str, Any]]:
     """Page by page."""
     found: list[dict[str, Any]] = []
-    before = update_list.NEWEST
+    before = NUMBER_MAX
     while True:
         page = update_list.updates(looked.reading, update_list.UpdateQuery(before=before, size=size, **wanted))
         found += page["updates"]
@@ -452,8 +453,8 @@ def test_the_story_of_a_task(some: Looked) -> None:
 
 
 def test_runs_side_by_side(some: Looked, any_rule: Looked) -> None:
-    parts = {"a": side_by_side.part(some.reading, 2), "b": side_by_side.part(any_rule.reading, 2)}
-    found = side_by_side.comparison(parts)
+    parts = {"a": runs.part(some.reading, 2), "b": runs.part(any_rule.reading, 2)}
+    found = runs.comparison(parts)
     assert [run["name"] for run in found["runs"]] == ["a", "b"]
     differ = {row["name"]: row["values"] for row in found["settings"]}
     one, other = (read_json(looked.folder / "settings.json") for looked in (some, any_rule))

@@ -41,7 +41,7 @@ def serve(
         from offbeat.server.server import ServeOptions
         from offbeat.server.server import serve as run_server
         from offbeat.server.settings import AccessSettings, ServerSettings
-        from offbeat.web.served_page import furnish
+        from offbeat.web.app import furnish
     ours = {field.name for field in fields(ServerSettings)}
     of_run = {name: value for name, value in flags.items() if name not in ours}
     of_server = _table(settings_file, ours) | given({name: flags[name] for name in ours})

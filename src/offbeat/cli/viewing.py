@@ -191,12 +191,12 @@ def track(folder: Path, trackers: tuple[str, ...], live: bool) -> None:
 
     FOLDER is the run's. TRACKERS are tensorboard:DIR or mlflow:URI, such as mlflow:sqlite:///mlflow.db.
     """
-    from offbeat.trackers.follower import follow, follow_live
+    from offbeat.trackers.follower import follow
     from offbeat.trackers.sink import sink_of
 
     with spinner("telling the trackers"):
         sinks = [sink_of(tracker) for tracker in trackers]
-        finished = follow_live(folder, sinks) if live else follow(folder, sinks)
+        finished = follow(folder, sinks, live=live)
     there, rest = (
         "The trackers have the whole run.",
         "The trackers have the run so far; run the same command again later.",

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
-from offbeat.report.facts import RunFacts, read_run, runs_under
+from offbeat.report.facts import ReportedRun, RunFacts, Unreadable, read_run, runs_under
 from offbeat.report.run_curve import RunCurve
+from offbeat.report.troubles import mishaps
 from offbeat.report.wording import clean
 from offbeat.storage.disk import aside
 from offbeat.storage.run_folder import SETTINGS
 
 if TYPE_CHECKING:
-    from offbeat.report.comparison_page import ReportedRun, Unreadable
     from offbeat.sim.curve import CurvePoint
 
 __all__ = ["REPORT", "curve_run", "report", "report_curves"]
@@ -46,55 +46,38 @@ def report(
     """
     folder = Path(folder)
     out, at = Path(out or folder / REPORT), now or datetime.now().astimezone()
-    _refuse_missing()
+    run_page, comparison_page = _pages()
     if (folder / SETTINGS).is_file():
         tell(0, 1)
-        page = _run_page(folder, at, trouble)
-    else:
-        runs, unreadable = _read_all(folder, tell)
-        page = _comparison_page(folder.resolve().name, runs, at, unreadable)
-    return _written(out, page)
+        return _written(out, run_page(read_run(folder), at, trouble))
+    runs, unreadable = _read_all(folder, tell)
+    return _written(out, comparison_page(folder.resolve().name, runs, at, unreadable))
 
 
-def report_curves(out: Path | str, title: str, runs: Sequence["ReportedRun"], *, now: datetime | None = None) -> Path:
+def report_curves(out: Path | str, title: str, runs: Sequence[ReportedRun], *, now: datetime | None = None) -> Path:
     """Write a comparison of runs of which only curves and results are left; `curve_run` makes each of them."""
-    _refuse_missing()
+    _, comparison_page = _pages()
     if not runs:
         raise InvalidValue(f"there is no run to report on in {title!r}")
-    return _written(Path(out), _comparison_page(title, runs, now or datetime.now().astimezone()))
+    return _written(Path(out), comparison_page(title, runs, now or datetime.now().astimezone()))
 
 
 def curve_run(
     label: str, settings: Mapping[str, Any], points: Sequence["CurvePoint"], results: Mapping[str, float | None]
-) -> "ReportedRun":
+) -> ReportedRun:
     """A run of `report_curves`: its method's label, settings (with `task` and `seed`), points, and results by name."""
-    from offbeat.report.comparison_page import ReportedRun
-
     return ReportedRun(label, settings, RunCurve.of(points), results)
 
 
 # --- pieces ----------------------------------------------------------------------------------------------------------
 
 
-def _refuse_missing() -> None:
+def _pages() -> tuple[Callable[..., str], Callable[..., str]]:
     try:
-        import_module("offbeat.report.run_page")
+        pages = [import_module(f"offbeat.report.{name}") for name in ("run_page", "comparison_page")]
     except ModuleNotFoundError as error:
         raise MissingExtra(str(error.name), "plots") from error
-
-
-def _run_page(folder: Path, at: datetime, trouble: str | None) -> str:
-    from offbeat.report.run_page import run_page
-
-    return run_page(read_run(folder), at, trouble)
-
-
-def _comparison_page(
-    title: str, runs: Sequence["ReportedRun"], at: datetime, unreadable: Sequence["Unreadable"] = ()
-) -> str:
-    from offbeat.report.comparison_page import comparison_page
-
-    return comparison_page(title, runs, at, unreadable)
+    return pages[0].run_page, pages[1].comparison_page
 
 
 def _written(out: Path, page: str) -> Path:
@@ -103,9 +86,7 @@ def _written(out: Path, page: str) -> Path:
     return out
 
 
-def _read_all(folder: Path, tell: Tell) -> tuple[list["ReportedRun"], list["Unreadable"]]:
-    from offbeat.report.comparison_page import Unreadable
-
+def _read_all(folder: Path, tell: Tell) -> tuple[list[ReportedRun], list[Unreadable]]:
     paths = runs_under(folder)
     runs, unreadable = [], []
     for done, path in enumerate(paths):
@@ -120,11 +101,8 @@ def _read_all(folder: Path, tell: Tell) -> tuple[list["ReportedRun"], list["Unre
     return runs, unreadable
 
 
-def _measured(folder: Path, facts: RunFacts) -> "ReportedRun":
+def _measured(folder: Path, facts: RunFacts) -> ReportedRun:
     """What a comparison needs of a run; its ledger's sums are let go."""
-    from offbeat.report.comparison_page import ReportedRun
-    from offbeat.report.wrong import count_wrong
-
     name = facts.folder.relative_to(folder)
     label = name.parent if name.name.startswith(SEED_FOLDER) and name.parent.name else name
     fold = facts.fold
@@ -135,5 +113,5 @@ def _measured(folder: Path, facts: RunFacts) -> "ReportedRun":
         "gradients": fold.gradients,
         "staleness_mean": fold.staleness_mean,
     }
-    wrong = count_wrong(facts)
+    wrong = sum(mishap.many for mishap in mishaps(fold, facts.troubles) if not mishap.is_harmless)
     return ReportedRun(str(label), facts.settings, facts.curve, results, facts.state, wrong, str(name))

@@ -8,22 +8,15 @@ Rules kept here:
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from markupsafe import Markup
 
 from offbeat.report import pictures, wording
-from offbeat.report.chosen import ABOUT, PER_RUN, defaults, differing, settings_list
-from offbeat.report.page import render
-from offbeat.report.run_curve import RunCurve, averaged
+from offbeat.report.facts import ReportedRun, Unreadable
+from offbeat.report.page import ABOUT, PER_RUN, default_settings, differing, render, settings_list
+from offbeat.report.run_curve import averaged
 
-CONTENTS = {
-    "curves": "Curves",
-    "results": "Results",
-    "differ": "Settings that differ",
-    "runs": "All runs",
-    "same": "Common settings",
-}
 DASHES = {"-": "", "--": "5 2.5", ":": "1.2 2.2", "-.": "5 2 1.2 2"}
 """Of a line's style, as SVG says it."""
 METRICS_MAX = 3
@@ -39,22 +32,6 @@ COUNTS = {
     "gradients": "gradients",
     "staleness_mean": "mean staleness",
 }
-
-
-class ReportedRun(NamedTuple):
-    """A run as a comparison sees it."""
-
-    label: str
-    """The name of its method."""
-    settings: Mapping[str, Any]
-    curve: RunCurve
-    results: Mapping[str, float | None]
-    """COUNTS, by name; what is not known is left out."""
-    state: str = "finished"
-    wrong: int | None = None
-    """How many things went wrong; None where that is not known."""
-    name: str = ""
-    """Where it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +51,11 @@ class ComparedMethod:
         return [last for run in self.runs if (last := run.curve.last(metric)) is not None]
 
     def counted(self, name: str) -> list[float | None]:
-        """One of COUNTS, of every run."""
         return [run.results.get(name) for run in self.runs]
 
     @property
     def seconds(self) -> list[float]:
-        """How long every run took."""
         return [run.curve.ended_at for run in self.runs]
-
-
-class Unreadable(NamedTuple):
-    """A run that could not be read, and why."""
-
-    name: str
-    why: str
 
 
 def methods_of(runs: Sequence[ReportedRun]) -> list[ComparedMethod]:
@@ -107,14 +75,14 @@ def comparison_page(
         "comparison.html",
         title=title,
         at=at,
-        contents=CONTENTS,
         runs=runs,
         methods=methods,
         metrics=metrics,
         unfinished=sum(run.state != "finished" for run in runs),
         legend=[_legend(number, method) for number, method in enumerate(methods[: pictures.LINES_MAX])],
         overlays={name: list(_overlay(methods, number, name)) for number, name in enumerate(metrics[:METRICS_MAX])},
-        about_curves=_about_curves(methods, metrics),
+        undrawn_methods=len(methods[pictures.LINES_MAX :]),
+        undrawn=len(metrics[METRICS_MAX:]),
         counts={name: said for name, said in COUNTS.items() if any(name in run.results for run in runs)},
         differing=differing([method.settings for method in methods]),
         listed=runs[:LISTED_MAX],
@@ -133,15 +101,6 @@ def _metrics(runs: Sequence[ReportedRun]) -> list[str]:
 def _legend(number: int, method: ComparedMethod) -> tuple[int, str, str]:
     colour, dash = pictures.look(number)
     return colour, DASHES[dash], method.label
-
-
-def _about_curves(methods: Sequence[ComparedMethod], metrics: Sequence[str]) -> str:
-    spread = any(len(method.runs) > 1 for method in methods)
-    said = "A line is the mean of its seeds, the band their standard deviation." if spread else ""
-    left = len(methods) - pictures.LINES_MAX
-    said += f" The last {left:,} methods are not drawn." if left > 0 else ""
-    more = len(metrics[METRICS_MAX:])
-    return said + (f" {wording.many(more, 'metric')} more not drawn." if more else "")
 
 
 def _overlay(methods: Sequence[ComparedMethod], number: int, metric: str) -> Iterator[Markup]:
@@ -168,7 +127,7 @@ def _clock(methods: Sequence[ComparedMethod]) -> tuple[str, float]:
 
 
 def _common(methods: Sequence[ComparedMethod]) -> dict[str, Any]:
-    settings, usual = methods[0].settings, defaults()
+    settings, usual = methods[0].settings, default_settings()
     apart = {*differing([method.settings for method in methods]), *PER_RUN}
     common = [name for name in settings if name not in apart]
     changed = [name for name in common if name in ABOUT or settings[name] != usual.get(name)]

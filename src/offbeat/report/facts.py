@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import gt
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from offbeat.errors import InvalidValue
 from offbeat.protocol.messages import Outcome
+from offbeat.report.contributions import DeviceFold
 from offbeat.report.run_curve import RunCurve
 from offbeat.report.troubles import Troubles
-from offbeat.storage.device_fold import DeviceFold
 from offbeat.storage.fold import FEEDS, RunFold, Taker
 from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import Ledger
@@ -35,8 +35,6 @@ TASK = FEEDS["decided"].columns.index("task")
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """All that a report says about a run."""
-
     folder: Path
     settings: Mapping[str, Any]
     state: State
@@ -44,12 +42,7 @@ class RunFacts:
     """Empty until the run is finished."""
     at: float
     """Seconds on the run's own clock."""
-    reason: str
-    """Why it ended; empty where it has not."""
-    tasks: int
-    """Leased in all."""
-    in_flight: int
-    """Leases that nothing has been heard of since."""
+    tasks: "TaskMarks"
     device_count: int | None
     """As set, or as the task has it."""
     fold: RunFold
@@ -60,6 +53,17 @@ class RunFacts:
     @property
     def t(self) -> int:
         return self.fold.t
+
+    @property
+    def reason(self) -> str:
+        """Why it ended; empty where it has not."""
+        return str(self.summary.get("ended") or self.fold.ended or "")
+
+    @property
+    def aim(self) -> int | None:
+        """After how many epochs it ends, where that is set."""
+        epochs = self.summary.get("epochs") or self.settings.get("epochs")
+        return epochs if isinstance(epochs, int) else None
 
     @property
     def refused(self) -> int:
@@ -81,12 +85,31 @@ class RunFacts:
 
     @property
     def clock(self) -> str:
-        """What its time is called."""
         return "run time" if self.is_served else "virtual time"
 
-    def name_of(self, worker: int) -> str:
-        """A worker's name, as a stranger gave it; empty where there is none."""
-        return self.troubles.names.get(worker, "")
+    @property
+    def is_grouped(self) -> bool:
+        """Do updates of a group share one version?"""
+        return str(self.settings.get("rule", "")).startswith("fedavg")
+
+
+class ReportedRun(NamedTuple):
+    label: str
+    """The name of its method."""
+    settings: Mapping[str, Any]
+    curve: RunCurve
+    results: Mapping[str, float | None]
+    """Counts by name; what is not known is left out."""
+    state: str = "finished"
+    wrong: int | None = None
+    """How many things went wrong; None where that is not known."""
+    name: str = ""
+    """Where it is."""
+
+
+class Unreadable(NamedTuple):
+    name: str
+    why: str
 
 
 class TaskMarks:
@@ -101,6 +124,7 @@ class TaskMarks:
 
     @property
     def in_flight(self) -> int:
+        """Leases that nothing has been heard of since."""
         over = self._over.ljust(len(self._leased), b"\0")
         return sum(map(gt, self._leased, over))
 
@@ -133,9 +157,7 @@ def read_run(path: Path) -> RunFacts:
             state,
             summary,
             at=float(summary.get("virtual_s", _moment_of(ledger, until))),
-            reason=str(summary.get("ended") or fold.ended or ""),
-            tasks=tasks.leased,
-            in_flight=tasks.in_flight,
+            tasks=tasks,
             device_count=_devices(path, folder.settings),
             fold=fold,
             devices=devices,

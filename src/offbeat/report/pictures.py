@@ -23,11 +23,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from offbeat.plots import COLOURS, DASHES, LONGER_MANY
-from offbeat.report.histograms import bars
 from offbeat.report.run_curve import Numbers, thinned
 from offbeat.report.wording import clean
 
 SIZE = (4.6, 3.0)
+BARS_MAX = 60
+LONG_TAIL = 3
+"""Where the largest staleness is this many times that of nearly all updates, the picture ends before it."""
+ALL_BUT_A_FEW = 0.995
+SHOWN_MIN = 5
+"""Even where nothing was stale, there is an axis."""
 POINTS_MAX = 400
 DOTS_MAX = 400
 FEW = 40
@@ -130,7 +135,6 @@ def weights(
     label: str,
     t: int,
 ) -> Markup:
-    """What weight updates of a staleness got, and what the rule says."""
     shown = _coarse({dot: count for dot, count in dots.items() if dot[0] <= largest})
     most = max(shown.values(), default=1)
 
@@ -163,6 +167,47 @@ def _coarse(dots: Mapping[tuple[int, float], int]) -> dict[tuple[int, float], in
             shown[place] = shown.get(place, 0) + count
         columns, rows = columns * 3 // 4, rows * 3 // 4
     return shown
+
+
+# --- counts ----------------------------------------------------------------------------------------------------------
+
+
+def quantile(counts: Mapping[int, int], part: float) -> int:
+    """The smallest value that this part of all does not exceed.
+
+    >>> quantile({0: 5, 1: 4, 7: 1}, 0.5), quantile({0: 5, 1: 4, 7: 1}, 0.95), quantile({}, 0.5)
+    (0, 7, 0)
+    """
+    wanted, seen = part * sum(counts.values()), 0
+    for value, count in sorted(counts.items()):
+        seen += count
+        if seen >= wanted:
+            return value
+    return 0
+
+
+def shown_to(counts: Mapping[int, int]) -> int:
+    """The largest staleness that a picture shows: a few stragglers do not squeeze all others.
+
+    >>> shown_to({0: 900, 10: 100, 4000: 1}), shown_to({0: 5, 9: 5}), shown_to({0: 5})
+    (10, 9, 5)
+    """
+    largest, most = max(counts, default=0), max(SHOWN_MIN, quantile(counts, ALL_BUT_A_FEW))
+    return most if largest > LONG_TAIL * most else max(SHOWN_MIN, largest)
+
+
+def bars(counts: Mapping[int, int], largest: int, most: int = BARS_MAX) -> tuple[list[float], list[int]]:
+    """Edges and heights of a histogram; where there are too many values, several share a bar.
+
+    >>> bars({0: 5, 1: 4, 3: 1}, 3)
+    ([-0.5, 0.5, 1.5, 2.5, 3.5], [5, 4, 0, 1])
+    """
+    width = -(-(largest + 1) // most)
+    heights = [0] * -(-(largest + 1) // width)
+    for value, count in counts.items():
+        if value <= largest:
+            heights[value // width] += count
+    return [width * index - 0.5 for index in range(len(heights) + 1)], heights
 
 
 # --- axes ------------------------------------------------------------------------------------------------------------
@@ -212,7 +257,6 @@ def _drawn(name: str, alt: str, draw: Callable[[Axes], None]) -> Markup:
 
 
 def _inline(name: str, alt: str, svg: str) -> Markup:
-    """A picture as a part of a page."""
     box = " ".join(str(round(72 * inches, 1)) for inches in SIZE)
     inside = svg[svg.index(">", svg.index("<svg")) + 1 : svg.rindex("</svg>")]
     inside = re.sub(r"<style.*?</style>", "", inside, flags=re.DOTALL)

@@ -26,8 +26,6 @@ def _doubles() -> "array[float]":
 
 @dataclass(slots=True)
 class Series:
-    """One metric, wherever it was measured."""
-
     t: "array[float]" = field(default_factory=_doubles)
     at: "array[float]" = field(default_factory=_doubles)
     gradients: "array[float]" = field(default_factory=_doubles)
@@ -42,7 +40,6 @@ class RunCurve:
 
     @classmethod
     def of(cls, points: Sequence[CurvePoint]) -> "RunCurve":
-        """From the points of a simulated run."""
         curve = cls()
         for point in points:
             curve.add(point.t, point.at, point.gradients, point.metrics)

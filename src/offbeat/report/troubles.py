@@ -1,4 +1,4 @@
-"""Owns what went wrong in a run, as its ledger tells it.
+"""Owns what went wrong in a run, as its ledger tells it, and what that means.
 
 Rules kept here:
 - Counts are of all there were; lists hold the first LISTED_MAX.
@@ -7,22 +7,57 @@ Rules kept here:
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import NamedTuple
 
-from offbeat.storage.fold import Rows, Taker
+from offbeat.protocol.messages import Outcome
+from offbeat.report.wording import whole
+from offbeat.storage.fold import Rows, RunFold, Taker
 
 LISTED_MAX = 30
 REASONS_MAX = 50
 """Different reasons that are told apart."""
 OTHER = "other reasons"
+REFUSED: dict[str, str] = {
+    Outcome.TOO_STALE: "Too stale, or its lease was revoked, or its x_tau was gone.",
+    Outcome.NOT_FINITE: "It held NaN or infinity.",
+    Outcome.TOO_LARGE: "Its step ||x_new - x_tau|| was larger than the gate accepts.",
+    Outcome.QUARANTINED: "Its worker was in quarantine.",
+    Outcome.FINISHED: "It arrived after the end; nothing is wrong with it.",
+    Outcome.UNKNOWN_TASK: "Its task is not known.",
+    Outcome.NOT_YOURS: "Its task was leased to another worker.",
+    Outcome.BUSY: "The queue was full.",
+}
+"""Why an update was not applied."""
+ANSWERED = {
+    "busy": "Pushes that met a full queue and were told to come back.",
+    "unknown": "Pushes for tasks that are not known.",
+    "not_yours": "Pushes for tasks of another worker.",
+    "repeated": "Pushes that came again and got their first answer again; nothing is wrong with them.",
+}
+RELEASED = {
+    "expired": "Leases without a sign of life until their deadline.",
+    "revoked": "Leases taken back: their group went on, they held others up, or their worker was quarantined.",
+    "given up": "Leases that ended because their worker left, was lost or handed them back.",
+}
+
+
+class Mishap(NamedTuple):
+    """A kind of trouble, how often it happened, and what it means."""
+
+    name: str
+    many: int
+    meaning: str
+
+    @property
+    def is_harmless(self) -> bool:
+        """Is it told, but no reason to worry?"""
+        return self.name in ("Refused: finished", "Pushes: repeated")
 
 
 class QuarantinedWorker(NamedTuple):
-    """A worker that was given no more tasks."""
-
     worker: int
     at: float
     why: str
@@ -30,8 +65,6 @@ class QuarantinedWorker(NamedTuple):
 
 
 class LostUpdate(NamedTuple):
-    """An acknowledged update that was damaged and dropped."""
-
     task: int
     decision: int
     at: float
@@ -65,6 +98,10 @@ class Troubles:
 
     def takers(self) -> Mapping[str, Taker]:
         return {"workers": self._workers, "released": self._released, "lost": self._lost}
+
+    def name_for(self, device: int) -> str:
+        """Of the worker that joined last for a device; empty where there is none."""
+        return self.names.get(self.workers_of.get(device, -1), "")
 
     def evaluated(self, t: int, metrics: Mapping[str, float]) -> None:
         """Take note of metrics that are no numbers."""
@@ -103,8 +140,26 @@ class Troubles:
         del self.lost[LISTED_MAX:]
 
 
+def mishaps(fold: RunFold, found: Troubles) -> list[Mishap]:
+    gap = "Evaluations that were not a finite number; the first is of epoch {}."
+    kinds = [
+        *_counted("Refused", REFUSED, fold.rejected()),
+        Mishap("Unreadable updates", found.bad.total(), "Garbage, a wrong shape, or damaged on the way."),
+        Mishap("Quarantines", found.quarantines, "Workers with too many bad updates in a row."),
+        Mishap("Lost updates", found.losses, "Acknowledged, then found damaged, and dropped."),
+        *_counted("Pushes", ANSWERED, fold.kinds),
+        *_counted("Leases", RELEASED, found.released),
+        *(Mishap(f"Not a number: {name}", many, gap.format(whole(t))) for name, (many, t) in found.gaps.items()),
+    ]
+    return [mishap for mishap in kinds if mishap.many]
+
+
+def _counted(of: str, meanings: Mapping[str, str], counts: Counter[str]) -> Iterator[Mishap]:
+    for kind, meaning in meanings.items():
+        yield Mishap(f"{of}: {kind.replace('_', ' ')}", counts[kind], meaning)
+
+
 def _how(at: float, deadline: float | None, detail: str | None) -> str:
-    """How a lease ended without an update."""
     if detail and json.loads(detail).get("revoked"):
         return "revoked"
     return "expired" if deadline is not None and at >= deadline else "given up"

@@ -1,6 +1,5 @@
 """Owns how numbers and strangers' words are said to people."""
 
-from collections.abc import Sequence
 from datetime import datetime
 from math import isfinite, isnan, log10
 
@@ -91,18 +90,6 @@ def share(part: float) -> str:
     return f"{100 * part:.3g} %" if not part or abs(part) >= 1e-6 else "< 0.0001 %"
 
 
-def with_spread(values: Sequence[float | None], spread: float) -> str:
-    """The mean of what is known, and its spread where there is one.
-
-    >>> with_spread([1.0, 2.0], 0.7071), with_spread([None], float("nan"))
-    ('1.5 ± 0.7071', '-')
-    """
-    known = [value for value in values if value is not None]
-    if not known:
-        return UNKNOWN
-    return number(sum(known) / len(known)) + (f" ± {number(spread)}" if isfinite(spread) and spread else "")
-
-
 def time_axis(seconds: float) -> tuple[str, float]:
     """The unit of an axis that is so long, and its seconds.
 
@@ -113,7 +100,6 @@ def time_axis(seconds: float) -> tuple[str, float]:
 
 
 def moment(at: datetime) -> str:
-    """A date, with the zone that it is meant in."""
     return f"{at:%Y-%m-%d %H:%M} {at.tzname() or ''}".strip()
 
 

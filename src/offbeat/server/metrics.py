@@ -1,22 +1,26 @@
-"""Owns the numbers of a server while it runs: the fold of its ledger, and what no ledger has.
+"""Owns the numbers of a server while it runs, and how they are shown to Prometheus.
 
 Rules kept here:
 - Updates and events are read from the fold. The ledger's hook feeds it, and after a restart it is read from the
   ledger: both ways give the same numbers. What no ledger has (bytes, seconds, refusals) starts from zero.
 - Gauges are the status at the moment of the scrape; nothing is kept up to date in between.
+- A registry of our own for every scrape: other metrics of the process are not ours to show.
+- prometheus-client is imported at the first scrape. Without it the server runs, and the scrape says what to install.
 - Every method may be called on any thread, and waits at most for another thread to add a number.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from offbeat.errors import MissingExtra
 from offbeat.protocol.messages import Outcome
 from offbeat.server.evaluator import Measures
-from offbeat.server.exposition import Buckets, Exposed, counter, encoded, gauges, histogram, refuse_missing
 from offbeat.storage.fold import COUNTED, FEEDS, KEEP, Rows, RunFold, Taker
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import NewRow
@@ -24,6 +28,23 @@ from offbeat.storage.rows import NewRow
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
+PREFIX = "offbeat_"
+GAUGES = {
+    "t": "Versions published.",
+    "epochs": "Versions after which the run is finished, where that is set.",
+    "in_flight": "Open leases.",
+    "queued": "Updates that wait to be mixed.",
+    "workers": "Workers that have joined and not left.",
+    "waiting": "Workers that wait for a task.",
+    "quarantined": "Workers in quarantine.",
+    "staleness_mean": "Mean staleness of what was applied.",
+    "staleness_largest": "Largest staleness of what was applied.",
+    "disk_bytes": "Bytes of updates and versions on the disk.",
+    "disk_bytes_max": "Bytes that updates may take on the disk.",
+    "metrics_t": "The version that offbeat_metric is about.",
+    "finished": "1 once the run is finished.",
+}
+"""Parts of the status that are numbers; those that do not apply are not shown."""
 STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)
 ALPHA_T = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -46,6 +67,34 @@ SUMS = {
 }
 
 
+class Exposed(NamedTuple):
+    body: bytes
+    content_type: str
+
+
+class Buckets:
+    """A histogram: how many values there were up to each bound, and their sum."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float, count: int = 1) -> None:
+        """A value, once or more often; a bound belongs to the bucket that it ends."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.sum += value * count
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """As Prometheus has it: up to each bound, the last being infinity.
+
+        >>> two = Buckets([0, 1]); two.add(1); two.add(5); two.cumulative()
+        [('0.0', 0.0), ('1.0', 1.0), ('+Inf', 2.0)]
+        """
+        names = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]
+        return [(name, float(count)) for name, count in zip(names, accumulate(self.counts), strict=True)]
+
+
 class WeightBuckets:
     """The part of the fold that knows how alpha_t is distributed, however many different weights there are."""
 
@@ -62,8 +111,6 @@ class WeightBuckets:
 
 
 class Metrics:
-    """What has happened so far, in numbers."""
-
     def __init__(self, ledger: Path | None = None) -> None:
         """Where there is a ledger, counting goes on from its totals."""
         self._lock = Lock()
@@ -78,7 +125,6 @@ class Metrics:
                 self._fold = RunFold.of(reader, self._weights)
 
     def staleness(self) -> dict[str, float]:
-        """Of applied updates, as the status and the summary say it."""
         with self._lock:
             fold = self._fold
             return {"staleness_mean": fold.staleness_mean, "staleness_largest": fold.staleness_largest}
@@ -92,7 +138,6 @@ class Metrics:
             self._fold.take(rows, last)
 
     def mixed(self, updates: int, seconds: float) -> None:
-        """One pass of the mixer."""
         with self._lock:
             self._mixing_s.add(seconds)
             self._sums["mixed_updates"] += updates
@@ -103,20 +148,16 @@ class Metrics:
             self._fsync_s["update"].add(seconds)
 
     def evaluated(self, seconds: float) -> None:
-        """A version was evaluated."""
         with self._lock:
             self._evaluation_s.add(seconds)
 
     def not_evaluated(self) -> None:
-        """A version could not be evaluated."""
         self._add("evaluations_failed", 1)
 
     def received(self, size: int) -> None:
-        """Bytes of an update arrived."""
         self._add("received_bytes", size)
 
     def sent(self, size: int) -> None:
-        """Bytes of a model were sent."""
         self._add("sent_bytes", size)
 
     def refused(self, error: str) -> None:
@@ -132,25 +173,27 @@ class Metrics:
 
     def text(self, facts: Mapping[str, Any], accept: str = "") -> Exposed:
         """Everything, with the facts of the status, in the format that the scraper accepts."""
-        refuse_missing()
-        with self._lock:
-            families = list(self._families())
-        return encoded([*families, *gauges(facts)], accept)
+        try:
+            with self._lock:
+                families = list(self._families())
+            return _encoded([*families, *_gauges(facts)], accept)
+        except ImportError as error:
+            raise MissingExtra("prometheus-client", "metrics") from error
 
     def _families(self) -> Iterator["Metric"]:
         fold, staleness = self._fold, Buckets(STALENESS)
         for value, count in fold.staleness.items():
             staleness.add(value, count)
-        yield counter("updates", "Pushes by what became of them.", _each(self._updates(), OUTCOMES), "outcome")
-        yield counter("events", "Rows of the ledger by their kind.", _each(fold.kinds, COUNTED), "kind")
-        yield counter("refusals", "Requests that were refused since the start.", dict(self._refusals), "error")
+        yield _counter("updates", "Pushes by what became of them.", _each(self._updates(), OUTCOMES), "outcome")
+        yield _counter("events", "Rows of the ledger by their kind.", _each(fold.kinds, COUNTED), "kind")
+        yield _counter("refusals", "Requests that were refused since the start.", dict(self._refusals), "error")
         for name, text in SUMS.items():
-            yield counter(name, text, self._sums[name])
-        yield histogram("staleness", "Staleness of applied updates.", staleness)
-        yield histogram("alpha_t", "Weight of applied updates.", self._weights.buckets)
-        yield histogram("mixing_seconds", "One pass of the mixer.", self._mixing_s)
-        yield histogram("evaluation_seconds", "One evaluation.", self._evaluation_s)
-        yield histogram("fsync_seconds", "Bringing something to the disk.", self._fsync_s, "what")
+            yield _counter(name, text, self._sums[name])
+        yield _histogram("staleness", "Staleness of applied updates.", staleness)
+        yield _histogram("alpha_t", "Weight of applied updates.", self._weights.buckets)
+        yield _histogram("mixing_seconds", "One pass of the mixer.", self._mixing_s)
+        yield _histogram("evaluation_seconds", "One evaluation.", self._evaluation_s)
+        yield _histogram("fsync_seconds", "Bringing something to the disk.", self._fsync_s, "what")
 
     def _updates(self) -> Counter[str]:
         answered = {word: self._fold.kinds[kind] for kind, word in ANSWERS.items()}
@@ -158,8 +201,6 @@ class Metrics:
 
 
 class Timed:
-    """Times every evaluation."""
-
     def __init__(self, process: Measures, metrics: Metrics) -> None:
         self._process, self._metrics = process, metrics
 
@@ -171,10 +212,73 @@ class Timed:
         return found
 
     def close(self) -> None:
-        """Close the process that evaluates."""
         self._process.close()
+
+
+# --- families --------------------------------------------------------------------------------------------------------
 
 
 def _each(counts: Counter[str], names: Iterable[str]) -> dict[str, float]:
     """A count of zero is shown, too: else the first of its kind would be no increase."""
     return {name: counts[name] for name in names}
+
+
+class _Collected:
+    def __init__(self, families: Iterable["Metric"]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable["Metric"]:
+        return self._families
+
+
+def _encoded(families: Sequence["Metric"], accept: str) -> Exposed:
+    """The families, and what the process itself uses, in the format that the scraper accepts."""
+    from prometheus_client import CollectorRegistry, ProcessCollector
+    from prometheus_client.exposition import choose_encoder
+
+    registry, (encode, content_type) = CollectorRegistry(), choose_encoder(accept)
+    registry.register(_Collected(families))
+    ProcessCollector(registry=registry)
+    return Exposed(encode(registry), content_type)
+
+
+def _counter(name: str, text: str, values: Mapping[str, float] | float, label: str = "") -> "Metric":
+    """A counter; with a label, one for each of its values."""
+    from prometheus_client.metrics_core import CounterMetricFamily
+
+    family = CounterMetricFamily(PREFIX + name, text, labels=[label] if label else [])
+    for value, count in (values if isinstance(values, Mapping) else {"": values}).items():
+        family.add_metric([value] if label else [], count)
+    return family
+
+
+def _histogram(name: str, text: str, values: Mapping[str, Buckets] | Buckets, label: str = "") -> "Metric":
+    """A histogram; with a label, one for each of its values."""
+    from prometheus_client.metrics_core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(PREFIX + name, text, labels=[label] if label else [])
+    for value, buckets in (values if isinstance(values, Mapping) else {"": values}).items():
+        family.add_metric([value] if label else [], buckets.cumulative(), buckets.sum)
+    return family
+
+
+def _gauges(facts: Mapping[str, Any]) -> Iterator["Metric"]:
+    from prometheus_client.metrics_core import GaugeMetricFamily, InfoMetricFamily
+
+    about = {name: _label(facts[name]) for name in ("run", "task", "version") if name in facts}
+    yield InfoMetricFamily("offbeat", "The run that is served.", about)
+    yield _counter("gradients", "Gradients in the versions so far.", facts["gradients"])
+    for name, text in GAUGES.items():
+        if facts.get(name) is not None:
+            yield GaugeMetricFamily(PREFIX + name, text, float(facts[name]))
+    trouble = 1.0 if facts.get("trouble") else 0.0
+    yield GaugeMetricFamily(f"{PREFIX}trouble", "1 while something needs an administrator.", trouble)
+    measured = GaugeMetricFamily(f"{PREFIX}metric", "The task's newest metrics.", labels=["name"])
+    for name, value in {_label(name): value for name, value in facts["metrics"].items()}.items():
+        measured.add_metric([name], float(value))  # NaN and infinity are words in the status, and numbers here
+    yield measured
+
+
+def _label(text: object) -> str:
+    """Any text as UTF-8 can hold it."""
+    return str(text).encode(errors="replace").decode()

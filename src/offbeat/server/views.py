@@ -22,7 +22,6 @@ API = "openapi.json"
 
 
 async def status(request: web.Request) -> web.Response:
-    """Where the run stands."""
     return answer(await status_of(context_of(request)))
 
 
@@ -46,7 +45,6 @@ async def status_of(service: ServerContext) -> dict[str, Any]:
 
 
 def counts(c: Coordinator) -> dict[str, Any]:
-    """What the coordinator knows."""
     newest = c.evaluations[-1] if c.evaluations else None
     return {
         "t": c.t,
@@ -67,7 +65,6 @@ def counts(c: Coordinator) -> dict[str, Any]:
 
 
 async def workers(request: web.Request) -> web.Response:
-    """Who has joined, and what they do."""
     service = context_of(request)
     found = await service.ask(lambda c: [_worker(c, session) for session in service.sessions.all()])
     return answer({"workers": found})
@@ -90,7 +87,6 @@ def _worker(c: Coordinator, session: Any) -> dict[str, Any]:
 
 
 async def health(request: web.Request) -> web.Response:
-    """Whether the server works."""
     service = context_of(request)
     if service.run.driver.failure is not None:
         raise Refusal("not_now", f"the server has failed: {service.run.driver.failure}", retry_after_s=5)
@@ -99,7 +95,6 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def api(_request: web.Request) -> web.Response:
-    """The document of this API."""
     text = (resources.files("offbeat.server") / API).read_text()
     return web.Response(text=text, content_type="application/json")
 
@@ -108,7 +103,6 @@ async def api(_request: web.Request) -> web.Response:
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """The numbers that Prometheus scrapes."""
     service = context_of(request)
     if service.tokens is None and not service.limits.private:
         do = "Start the server with --access (see `offbeat init`), and scrape with a viewer's token."
@@ -127,7 +121,8 @@ async def metrics(request: web.Request) -> web.Response:
 async def events(request: web.Request) -> web.StreamResponse:
     """What happens, row by row of the ledger, as it is committed."""
     service = context_of(request)
-    after, limit = _after(request), _limit(request)
+    after = _whole("Last-Event-ID", request.headers.get("Last-Event-ID"), 0)
+    limit = _whole("limit", request.query.get("limit"), 1)
     headers = {**hello(), "Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
     response = web.StreamResponse(headers=headers)
     ledger = await service.off_loop(lambda: Ledger.open(service.run.ledger.path, read_only=True))
@@ -168,17 +163,9 @@ def _event(row: Row) -> bytes:
     return f"id: {row.sequence}\nevent: {row.kind}\ndata: {answer(facts).text}\n\n".encode()
 
 
-def _after(request: web.Request) -> int | None:
-    text = request.headers.get("Last-Event-ID")
-    return None if text is None else _whole("Last-Event-ID", text, 0)
-
-
-def _limit(request: web.Request) -> int | None:
-    text = request.query.get("limit")
-    return None if text is None else _whole("limit", text, 1)
-
-
-def _whole(name: str, text: str, least: int) -> int:
+def _whole(name: str, text: str | None, least: int) -> int | None:
+    if text is None:
+        return None
     if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX) or int(text) < least:
         raise Refusal("bad_request", f"{name} is {text[:40]!r} but must be a whole number >= {least}")
     return int(text)

@@ -42,8 +42,6 @@ class EndedTask(NamedTuple):
 
 @dataclass(slots=True)
 class WorkerTotals:
-    """One worker, as the ledger knows it."""
-
     number: int
     device: int
     name: str
@@ -97,8 +95,6 @@ class WorkerTotals:
 
 
 class FleetFold:
-    """All workers that ever joined, and all tasks."""
-
     def __init__(self, *, verbose: bool = False) -> None:
         """A `verbose` ledger says who asked for a task, and when an update was mixed."""
         self.verbose = verbose
@@ -141,11 +137,9 @@ class FleetFold:
         return len(self._pending) if known else 0
 
     def here(self) -> int:
-        """How many workers have joined and not left."""
         return sum(worker.here for worker in self.workers.values())
 
     def quarantined(self) -> int:
-        """How many of those that are here are quarantined."""
         return sum(worker.here and worker.why is not None for worker in self.workers.values())
 
     def of(self, number: int, device: int | None = None) -> WorkerTotals:

@@ -102,7 +102,6 @@ class FoldPart(Protocol):
 
     def takers(self) -> Mapping[str, Taker]:
         """Who takes the rows of which feed."""
-        ...
 
 
 class EvaluatedVersion(NamedTuple):
@@ -115,8 +114,6 @@ class EvaluatedVersion(NamedTuple):
 
 
 class RunFold:
-    """The totals of one run."""
-
     def __init__(self, *parts: FoldPart) -> None:
         self.kinds: Counter[str] = Counter()
         """Rows by kind."""
@@ -141,7 +138,6 @@ class RunFold:
 
     @classmethod
     def of(cls, ledger: Ledger, *parts: FoldPart) -> Self:
-        """The totals of all rows that are written."""
         fold = cls(*parts)
         fold.read(ledger.select, 0, ledger.newest())
         return fold

@@ -8,16 +8,16 @@ Rules kept here:
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from offbeat.errors import OffbeatError
 from offbeat.storage.run_folder import LEDGER, SETTINGS, RunFolder
-from offbeat.trackers.progress_reader import ProgressReader
-from offbeat.trackers.sink import RunDescription, Sink, TrackedPoint, UpdateWindow, sink_of
+from offbeat.trackers.sink import ProgressReader, Report, RunDescription, Sink, sink_of
 
 EVERY_S = 5.0
 """How often a follower looks for new rows."""
@@ -83,23 +83,20 @@ class _Feed:
                 self.reset()
             if self._skip is None:
                 self._skip = self.sink.begin(description_of(run))
-            for report in self._reading.news(ledger):
-                self._say(report)
+            self._say(self._reading.news(ledger))
         if summary is not None:
-            for report in self._reading.rest():
-                self._say(report)
+            self._say(self._reading.rest())
         self.sink.flush()
         if summary is not None:
             self.sink.end(summary)
             self._ended = True
 
-    def _say(self, report: TrackedPoint | UpdateWindow) -> None:
-        if self._skip:
-            self._skip -= 1
-        elif isinstance(report, TrackedPoint):
-            self.sink.metrics(report)
-        else:
-            self.sink.updates(report)
+    def _say(self, reports: Sequence[Report]) -> None:
+        for report in reports:
+            if self._skip:
+                self._skip -= 1
+            else:
+                self.sink.tell(report)
 
 
 def description_of(run: RunFolder) -> RunDescription:
@@ -109,24 +106,15 @@ def description_of(run: RunFolder) -> RunDescription:
     return RunDescription(path.name, f"{path}@{written.st_mtime_ns}", written.st_mtime, run.settings)
 
 
-def follow(folder: Path, sinks: Sequence[Sink]) -> bool:
-    """Tell trackers of a run once, as far as it has come; True where it is finished."""
-    follower = Follower(folder, sinks)
-    try:
-        return follower.catch_up()
-    finally:
-        follower.close()
+def follow(folder: Path, sinks: Sequence[Sink], *, live: bool = False, every_s: float = EVERY_S) -> bool:
+    """Tell trackers of a run as far as it has come, or `live` until it is finished or interrupted.
 
-
-def follow_live(folder: Path, sinks: Sequence[Sink], every_s: float = EVERY_S) -> bool:
-    """Tell trackers of a run until it is finished or interrupted; True where it is finished."""
-    follower, pause = Follower(folder, sinks), threading.Event()
-    try:
-        while not follower.catch_up() and RunFolder.open(folder).state == "running":
-            pause.wait(every_s)
+    True where it is finished.
+    """
+    with closing(Follower(folder, sinks)) as follower:
+        while live and not follower.catch_up() and RunFolder.open(folder).state == "running":
+            time.sleep(every_s)
         return follower.catch_up()  # what came before its end was seen
-    finally:
-        follower.close()
 
 
 class Following:

@@ -16,7 +16,7 @@ from typing import Any
 
 from offbeat.errors import InvalidValue, MissingExtra
 from offbeat.storage.json_file import plain
-from offbeat.trackers.sink import RunDescription, TrackedPoint, UpdateWindow, values_of
+from offbeat.trackers.sink import Report, RunDescription
 
 EXPERIMENT = "offbeat"
 KEY, TOLD = "offbeat.key", "offbeat.told"
@@ -66,11 +66,13 @@ class MLflow:
             self._set(run.settings)
         return self._told
 
-    def metrics(self, point: TrackedPoint) -> None:
-        self._say(point, point.t, point.at_s)
-
-    def updates(self, window: UpdateWindow) -> None:
-        self._say(window, window.t, window.at_s)
+    def tell(self, report: Report) -> None:
+        at_ms = self._at_ms(report.at_s)
+        numbers = [self._entities.Metric(_name(n), value, at_ms, report.t) for n, value in report.values.items()]
+        if len(self._waiting) + len(numbers) > BATCH:
+            self.flush()
+        self._waiting += numbers
+        self._told += 1
 
     def flush(self) -> None:
         """Send the numbers that wait, and how many points and windows that makes."""
@@ -87,18 +89,11 @@ class MLflow:
         for name, value in plain(summary).items():
             if name not in ("settings", "task") and value is not None:
                 self._client.set_tag(self._run, f"offbeat.{_name(name)}", str(value)[:TEXT_MAX])
-        self._client.set_terminated(self._run, "FINISHED", self._at_ms(_length_s(summary)))
+        length_s = summary.get("virtual_s", summary.get("wall_s", 0.0))  # on the run's own clock
+        self._client.set_terminated(self._run, "FINISHED", self._at_ms(float(length_s)))
 
     def close(self) -> None:
         self._waiting.clear()
-
-    def _say(self, report: TrackedPoint | UpdateWindow, t: int, at_s: float) -> None:
-        at_ms = self._at_ms(at_s)
-        numbers = [self._entities.Metric(_name(n), value, at_ms, t) for n, value in values_of(report).items()]
-        if len(self._waiting) + len(numbers) > BATCH:
-            self.flush()
-        self._waiting += numbers
-        self._told += 1
 
     def _experiment(self) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
@@ -113,11 +108,6 @@ class MLflow:
 
     def _at_ms(self, at_s: float) -> int:
         return round((self._begun_at + at_s) * 1000)
-
-
-def _length_s(summary: Mapping[str, Any]) -> float:
-    """On the run's own clock, which is virtual where it was simulated."""
-    return float(summary.get("virtual_s", summary.get("wall_s", 0.0)))
 
 
 def _parts(items: list[Any], size: int) -> Iterator[list[Any]]:

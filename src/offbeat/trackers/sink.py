@@ -3,14 +3,23 @@
 Rules kept here:
 - A tracker hears of points on the curve and of windows of updates, in one order that depends on the ledger alone. So
   a run that is followed again can skip what a tracker has.
+- What is told depends on the rows alone, not on when they are read or how many at a time.
+- A window is at least a part of all that came before it: a long run has a few thousand windows, not one per update.
 - `offbeat/...` are our own numbers; the task's metrics keep their names.
 """
 
 from collections.abc import Mapping
 from importlib import import_module
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from offbeat.errors import InvalidValue
+from offbeat.storage.fold import EvaluatedVersion, Rows, RunFold, Taker
+from offbeat.storage.ledger import Ledger
+from offbeat.storage.rows import metrics_in
+
+PARTS = 200
+"""A window is closed when it holds this part of all updates so far."""
 
 
 class RunDescription(NamedTuple):
@@ -32,10 +41,13 @@ class TrackedPoint(NamedTuple):
     gradients: int
     metrics: Mapping[str, float]
 
+    @property
+    def values(self) -> dict[str, float]:
+        """Its numbers by name."""
+        return {**self.metrics, "offbeat/gradients": float(self.gradients), "offbeat/at_s": self.at_s}
+
 
 class UpdateWindow(NamedTuple):
-    """Updates that were decided on one after the other."""
-
     t: int
     """The epoch that the last of them went into, or would have."""
     at_s: float
@@ -44,49 +56,41 @@ class UpdateWindow(NamedTuple):
     alpha_t: tuple[float, ...]
     refused: int
 
+    @property
+    def values(self) -> dict[str, float]:
+        """Its numbers by name.
+
+        >>> UpdateWindow(7, 3.5, (0, 2), (0.5, 0.25), 1).values["offbeat/alpha_t_mean"]
+        0.375
+        """
+        values = {"offbeat/refused": float(self.refused)}
+        if self.staleness:
+            values["offbeat/staleness_mean"] = sum(self.staleness) / len(self.staleness)
+            values["offbeat/staleness_largest"] = float(max(self.staleness))
+            values["offbeat/alpha_t_mean"] = sum(self.alpha_t) / len(self.alpha_t)
+        return values
+
+
+Report = TrackedPoint | UpdateWindow
+
 
 class Sink(Protocol):
     """A tracker. What goes wrong raises; `begin` again then tells how much has arrived."""
 
     def begin(self, run: RunDescription) -> int:
         """A run, new or known; answers how many points and windows of it are there already."""
-        ...
 
-    def metrics(self, point: TrackedPoint) -> None:
-        """The next point."""
-        ...
-
-    def updates(self, window: UpdateWindow) -> None:
-        """The next window."""
-        ...
+    def tell(self, report: Report) -> None:
+        """The next point or window."""
 
     def flush(self) -> None:
         """All that was said so far is to be seen."""
-        ...
 
     def end(self, summary: Mapping[str, Any]) -> None:
         """The run is finished."""
-        ...
 
     def close(self) -> None:
         """Nothing more will be said, for now or for good; a second time does nothing."""
-        ...
-
-
-def values_of(report: TrackedPoint | UpdateWindow) -> dict[str, float]:
-    """A point or a window as numbers by name.
-
-    >>> values_of(UpdateWindow(7, 3.5, (0, 2), (0.5, 0.25), 1))["offbeat/alpha_t_mean"]
-    0.375
-    """
-    if isinstance(report, TrackedPoint):
-        return {**report.metrics, "offbeat/gradients": float(report.gradients), "offbeat/at_s": report.at_s}
-    values = {"offbeat/refused": float(report.refused)}
-    if report.staleness:
-        values["offbeat/staleness_mean"] = sum(report.staleness) / len(report.staleness)
-        values["offbeat/staleness_largest"] = float(max(report.staleness))
-        values["offbeat/alpha_t_mean"] = sum(report.alpha_t) / len(report.alpha_t)
-    return values
 
 
 def sink_of(spec: str) -> Sink:
@@ -97,3 +101,72 @@ def sink_of(spec: str) -> Sink:
         raise InvalidValue(f"{spec!r} is no tracker; use tensorboard:DIR or mlflow:URI (such as sqlite:///mlflow.db)")
     made: Sink = getattr(import_module(f"offbeat.trackers.{kind}"), makers[kind])(where)
     return made
+
+
+# --- from the fold of a run to what is told --------------------------------------------------------------------------
+
+
+class ProgressReader:
+    """Reads one ledger on from where it stopped the last time."""
+
+    def __init__(self) -> None:
+        self.after = 0
+        """The last row that was read."""
+        self._windows = WindowFold()
+        self._fold = RunFold(self._windows)
+        self._told = 0
+        """Evaluations that were told."""
+
+    def news(self, ledger: Ledger) -> list[Report]:
+        """What the rows say that were committed since the last time, in their order."""
+        newest = ledger.newest()
+        self._fold.read(ledger.select, self.after, newest)
+        evaluated = self._fold.evaluations[self._told :]
+        self.after, self._told = newest, len(self._fold.evaluations)
+        found: list[tuple[int, Report]] = [(one.sequence, self._point(one)) for one in evaluated]
+        found += self._windows.closed
+        self._windows.closed = []
+        return [report for _, report in sorted(found, key=itemgetter(0))]
+
+    def rest(self) -> list[UpdateWindow]:
+        """The last window, for a run that is over."""
+        return [self._windows.window()] if self._windows.count else []
+
+    def _point(self, evaluation: EvaluatedVersion) -> TrackedPoint:
+        """At the moment of its publication; x_0 was there from the beginning."""
+        t = min(evaluation.t, self._fold.t)
+        at, gradients = self._fold.published_at[t], self._fold.gradients_in(t)
+        return TrackedPoint(evaluation.t, at, gradients, metrics_in(evaluation.detail))
+
+
+class WindowFold:
+    def __init__(self) -> None:
+        self.closed: list[tuple[int, UpdateWindow]] = []
+        """Not told yet, with the row of the last update in each."""
+        self._total = 0
+        self._begin()
+
+    def takers(self) -> Mapping[str, Taker]:
+        return {"decided": self._decided}
+
+    def window(self) -> UpdateWindow:
+        return UpdateWindow(self._t, self._at_s, tuple(self._staleness), tuple(self._alpha_t), self._refused)
+
+    def _begin(self) -> None:
+        self._staleness: list[int] = []
+        self._alpha_t: list[float] = []
+        self._refused = self._t = self.count = 0
+        self._at_s = 0.0
+
+    def _decided(self, rows: Rows) -> None:
+        for t, staleness, _, keep, new, _, _, _, _, _, sequence, at, *_ in rows:
+            self._total += 1
+            self.count, self._t, self._at_s = self.count + 1, t, at
+            if keep is None:
+                self._refused += 1
+            else:
+                self._staleness.append(staleness)
+                self._alpha_t.append(new)
+            if self.count * PARTS >= self._total:
+                self.closed.append((sequence, self.window()))
+                self._begin()

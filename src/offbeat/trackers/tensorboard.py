@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 
 from offbeat.errors import MissingExtra
-from offbeat.trackers.sink import RunDescription, TrackedPoint, UpdateWindow, values_of
+from offbeat.trackers.sink import Report, RunDescription, UpdateWindow
 
 BINS = 40
 """Of the histograms of staleness and alpha_t."""
@@ -51,18 +51,16 @@ class TensorBoard:
         self._add(self._hparams.hparams_pb(settings, trial_id=run.key, start_time_secs=run.begun_at), 0, 0.0)
         return 0
 
-    def metrics(self, point: TrackedPoint) -> None:
-        self._add(self._scalars(values_of(point)), point.t, point.at_s)
-
-    def updates(self, window: UpdateWindow) -> None:
-        summary = self._scalars(values_of(window))
-        for name, values in (("offbeat/staleness", window.staleness), ("offbeat/alpha_t", window.alpha_t)):
-            if values:
-                summary.value.add(tag=name, histo=self._histogram(values))
-        self._add(summary, window.t, window.at_s)
+    def tell(self, report: Report) -> None:
+        summary = self._summaries.Summary()
+        for name, value in report.values.items():
+            summary.value.add(tag=name, simple_value=value)
+        if isinstance(report, UpdateWindow) and report.staleness:
+            summary.value.add(tag="offbeat/staleness", histo=self._histogram(report.staleness))
+            summary.value.add(tag="offbeat/alpha_t", histo=self._histogram(report.alpha_t))
+        self._add(summary, report.t, report.at_s)
 
     def flush(self) -> None:
-        """All that was said so far is in the file."""
         if self._writer is not None:
             self._writer.flush()
 
@@ -73,12 +71,6 @@ class TensorBoard:
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
-
-    def _scalars(self, values: Mapping[str, float]) -> Any:
-        summary = self._summaries.Summary()
-        for name, value in values.items():
-            summary.value.add(tag=name, simple_value=value)
-        return summary
 
     def _histogram(self, values: tuple[float, ...]) -> Any:
         numbers = np.asarray(values, np.float64)

@@ -11,31 +11,38 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from aiohttp import web
 
 from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.protocol.messages import WorkerBarred, WorkerReadmitted
 from offbeat.server.access import Right, Role, TokenBook
 from offbeat.server.refusals import Refusal, of_http
 from offbeat.web.login import PageAccess
-from offbeat.web.pages import HEADERS, STATIC, Assets, refused_page
-from offbeat.web.paths import root_of, to
+from offbeat.web.pages import HEADERS, STATIC, Assets, refused_page, root_of, to
 from offbeat.web.run_reader import RunReader
 from offbeat.web.run_watch import Committed
 from offbeat.web.runs import One, Runs
 from offbeat.web.site import Act, Site
 
+if TYPE_CHECKING:
+    from offbeat.server.server import Server
+
 API = "/v1"
 BODY_BYTES_MAX = 64 << 10
+BY_HAND = "an administrator said so"
+WITHOUT_TOKENS = Refusal(
+    "not_allowed",
+    "the page is not shown here: without tokens, anyone who reaches this address could look and act",
+    do="Start the server with --access (see `offbeat init`), or look on its own machine: offbeat ui DIR.",
+)
 log = logging.getLogger("offbeat.web")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class PageRoute(NamedTuple):
-    """A path, its handler, and who may use it."""
-
     method: str
     path: str
     handler: Callable[[Site, web.Request], Awaitable[web.StreamResponse]]
@@ -104,7 +111,34 @@ def mount_runs(app: web.Application, runs: Runs, *, static: Path = STATIC) -> Si
     return _furnished(app, site, [("", OF_SITE), ("", OF_FOLDER), ("/runs/{run}", OF_RUN)])
 
 
-def mount_nothing(app: web.Application, refusal: Refusal) -> None:
+def furnish(server: "Server") -> None:
+    """Add the page to a server that has not opened yet; all that it shows comes from the run's folder."""
+    if server.tokens is None and not server.options.limits.private:
+        _mount_nothing(server.app, WITHOUT_TOKENS)
+        return
+    context = server.context
+
+    async def act(what: str, worker: int) -> None:
+        if context.sessions.of(worker) is None:
+            raise Refusal("not_found", f"there is no worker {worker}", do="Look at the list of workers.")
+        if what == "readmit":
+            await context.tell(lambda at: WorkerReadmitted(at, worker))
+        else:
+            await context.tell(lambda at: WorkerBarred(at, worker, BY_HAND))
+
+    reading = RunReader(server.options.folder, trouble=lambda: context.run.driver.trouble or context.trouble)
+    mount(
+        server.app,
+        reading,
+        tokens=server.tokens,
+        tls=server.tls is not None,
+        behind_proxy=server.options.limits.behind_proxy,
+        act=act,
+        committed=lambda: context.committed,
+    )
+
+
+def _mount_nothing(app: web.Application, refusal: Refusal) -> None:
     """Say at every path of the page why it is not there."""
     for route in (*OF_SITE, *OF_RUN):
 
@@ -116,7 +150,6 @@ def mount_nothing(app: web.Application, refusal: Refusal) -> None:
 
 
 def make_app() -> web.Application:
-    """An application without anything but the page."""
     return web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_refusing])
 
 
@@ -125,20 +158,9 @@ def _furnished(app: web.Application, site: Site, routes: list[tuple[str, tuple[P
         for route in some:
             app.router.add_route(route.method, prefix + route.path, _handler(site, route))
     app.on_response_prepare.append(_add_headers)
-
-    async def started(_: web.Application) -> None:
-        if not site.many:
-            site.warm()
-
-    async def stopping(_: web.Application) -> None:
-        site.stop()
-
-    async def stopped(_: web.Application) -> None:
-        await site.close()
-
-    app.on_startup.append(started)
-    app.on_shutdown.append(stopping)
-    app.on_cleanup.append(stopped)
+    app.on_startup.append(site.start)
+    app.on_shutdown.append(site.stop)
+    app.on_cleanup.append(site.close)
     return site
 
 

@@ -2,13 +2,16 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from offbeat import method
 from offbeat.protocol.messages import Spent
 from offbeat.storage.fleet_fold import EndedTask, WorkerTotals
+from offbeat.web.json_twins import thinned
 from offbeat.web.run_reader import RunReader
-from offbeat.web.series import open_over_time, thinned
 
 BINS_MAX = 100
 WEIGHTS_SHOWN = 1000
@@ -74,6 +77,21 @@ def function(reading: RunReader) -> list[dict[str, Any]]:
     return [{"staleness": u, "alpha_t": alpha_t} for u, alpha_t in curve]
 
 
+def open_over_time(begun: Sequence[float], ended: Sequence[float], most: int) -> list[tuple[float, int]]:
+    """How many were open at moments: wherever that changed or, if it changed more often, at even distances.
+
+    >>> open_over_time([0.0, 0.0, 2.0], [1.0, 2.0], 10)
+    [(0.0, 2), (1.0, 1), (2.0, 1)]
+    """
+    first, second = (np.sort(np.asarray(moments, np.float64), kind="stable") for moments in (begun, ended))
+    if len(first) + len(second) > most:  # both are about in order, which a stable sort is quick with
+        moments = np.linspace(first[0], max(first[-1], *second[-1:]), most)
+    else:
+        moments = np.unique(np.concatenate([first, second]))
+    counts = np.searchsorted(first, moments, "right") - np.searchsorted(second, moments, "right")
+    return list(zip(moments.tolist(), counts.tolist(), strict=True))
+
+
 # --- who works when --------------------------------------------------------------------------------------------------
 
 
@@ -128,10 +146,10 @@ def _task(ended: EndedTask, reading: RunReader) -> dict[str, Any]:
 def _tell_spent(reading: RunReader, tasks: list[dict[str, Any]]) -> None:
     """Add to each task that arrived how long its worker downloaded, trained and uploaded; null where it did not say."""
     arrived = [task["task"] for task in tasks if task["arrived_s"] is not None]
-    with reading.connected() as ledger:
+    with reading.ledger() as ledger:
         places = ", ".join("?" * len(arrived))
         query = f"SELECT task, detail FROM events WHERE kind = 'arrived' AND task IN ({places}) ORDER BY sequence"  # noqa: S608 (question marks)
-        details = dict(ledger.execute(query, arrived))
+        details = dict(ledger.select(query, tuple(arrived)))
     for task in tasks:
         said = json.loads(details.get(task["task"]) or "{}").get("spent")
         if said is None and task["arrived_s"] is not None and not reading.served:

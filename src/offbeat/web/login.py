@@ -6,25 +6,37 @@ Rules kept here:
 - The CSRF token belongs to the session. A request with a token of its own needs none: no browser sends one along
   by itself. Without access control there is one CSRF token for all, which other sites cannot read.
 - Who tries token after token is made to wait.
+- Sessions are in a file beside the tokens, so a server that is started again knows its visitors. The file holds no
+  secret: a cookie is known by its digest, and so is the token that it was given for.
+- A session ends after a while, when its visitor logs out, or when there are too many: then the oldest go.
+- Where the file cannot be written or read, sessions last as long as the server, and the page still works.
 - The cookie goes back to this page alone, also where a proxy has others beside it.
 """
 
+import hashlib
 import hmac
+import json
+import logging
 import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from offbeat.errors import InvalidValue
-from offbeat.server.access import Right, Role, TokenBook, bearer, digest_of
+from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.server.access import Right, Role, TokenBook, bearer, digest_of, write_private
 from offbeat.server.listener import address_of, over_tls
 from offbeat.server.refusals import Refusal
-from offbeat.web.login_sessions import FILE, SECRET_BYTES, SESSION_S, LoginSessions, csrf_of
+from offbeat.storage.json_file import read_json
 
+FILE = "sessions.json"
+SECRET_BYTES = 32
+SESSION_S = 12 * 3600.0
+SESSIONS_MAX = 1000
 COOKIE = "offbeat"
 CSRF = "X-CSRF-Token"
 TRIES_MAX = 10
@@ -32,11 +44,72 @@ TRIES_S = 60.0
 """After TRIES_MAX wrong tokens within this time an address must wait."""
 ADDRESSES_MAX = 10_000
 LOG_IN = "Log in at /login, or send `Authorization: Bearer TOKEN`."
+log = logging.getLogger("offbeat.web")
+
+
+class LoginSession(NamedTuple):
+    token: str
+    """The digest of the token that they showed."""
+    ends_at: float
+
+
+class LoginSessions:
+    """Every session by the digest of its cookie."""
+
+    def __init__(self, path: Path | None, now: Callable[[], float] = time.time) -> None:
+        self.path, self._now = path, now
+        self._known = self._read()
+
+    def begin(self, token: str) -> str:
+        """The cookie of a new session for the token of this digest."""
+        secret = secrets.token_urlsafe(SECRET_BYTES)
+        self._known[_digest(secret)] = LoginSession(token, self._now() + SESSION_S)
+        self._known = dict(list(self._current().items())[-SESSIONS_MAX:])
+        self._write()
+        return secret
+
+    def find(self, secret: str) -> LoginSession | None:
+        """By its digest: how long the search takes tells nothing about the secret."""
+        session = self._known.get(_digest(secret))
+        return session if session is not None and session.ends_at > self._now() else None
+
+    def end(self, secret: str) -> None:
+        if self._known.pop(_digest(secret), None) is not None:
+            self._write()
+
+    def _current(self) -> dict[str, LoginSession]:
+        return {cookie: session for cookie, session in self._known.items() if session.ends_at > self._now()}
+
+    def _read(self) -> dict[str, LoginSession]:
+        if self.path is None or not self.path.exists():
+            return {}
+        try:
+            found = read_json(self.path)["sessions"]
+            return {str(cookie): LoginSession(str(token), float(ends_at)) for cookie, token, ends_at in found}
+        except (InvalidValue, KeyError, TypeError, ValueError) as error:
+            log.warning("all visitors must log in again: %s is damaged (%s)", self.path, error)
+            return {}
+
+    def _write(self) -> None:
+        if self.path is None:
+            return
+        rows = [[cookie, *session] for cookie, session in self._known.items()]
+        try:
+            write_private(self.path, json.dumps({"sessions": rows}).encode())
+        except OffbeatError as error:
+            log.warning("sessions cannot be kept, so visitors must log in again after a restart: %s", error)
+
+
+def csrf_of(secret: str) -> str:
+    """What must come with whatever this session changes; follows from the cookie, which no other site can read."""
+    return hmac.new(secret.encode("utf-8", "surrogatepass"), b"csrf", hashlib.sha256).hexdigest()
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class Visitor(NamedTuple):
-    """Who sent a request."""
-
     role: Role | None
     """None where the visitor has not logged in."""
     csrf: str | None = None
@@ -44,8 +117,6 @@ class Visitor(NamedTuple):
 
 
 class PageAccess:
-    """Knows visitors by cookie or token."""
-
     def __init__(
         self,
         tokens: TokenBook | None,
@@ -65,7 +136,6 @@ class PageAccess:
     # --- who looks ---------------------------------------------------------------------------------------------------
 
     def visitor(self, request: web.Request) -> Visitor:
-        """The visitor who sent this request."""
         if self.tokens is None:
             return Visitor(self.open_role, self._csrf)
         if "Authorization" in request.headers:
@@ -86,7 +156,6 @@ class PageAccess:
         return visitor
 
     def check_csrf(self, request: web.Request, visitor: Visitor) -> None:
-        """A request that changes something must come from a page of ours."""
         if not same_origin(request):
             raise Refusal("not_allowed", "this came from a page of another site", do="Use the page itself.")
         sent = request.headers.get(CSRF, "").encode("utf-8", "surrogatepass")
@@ -94,7 +163,6 @@ class PageAccess:
             raise Refusal("not_allowed", f"{CSRF} is missing or wrong", do="Load the page again; see /session.json.")
 
     def _role(self, digest: str) -> Role | None:
-        """The role of the token with this digest."""
         if self.tokens is None:
             return self.open_role
         try:
@@ -121,7 +189,6 @@ class PageAccess:
         _set_cookie(response, secret, int(SESSION_S), secure=self._secure(request))
 
     def log_out(self, request: web.Request, response: web.Response) -> None:
-        """End the session, and remove its cookie."""
         self._sessions.end(request.cookies.get(COOKIE, ""))
         _set_cookie(response, "", 0, secure=self._secure(request))
 

@@ -6,9 +6,8 @@ from typing import Any
 from offbeat.settings import EPOCHS
 from offbeat.storage.fleet_fold import RATE_UPDATES
 from offbeat.storage.fold import RunFold
-from offbeat.web.json_values import metrics_of, said
+from offbeat.web.json_twins import metrics_of, said, thinned
 from offbeat.web.run_reader import RunReader
-from offbeat.web.series import thinned
 
 CURVE_POINTS = 500
 SILENCE_S = 300.0
@@ -43,7 +42,6 @@ def overview(reading: RunReader) -> dict[str, Any]:
 
 
 def about(reading: RunReader) -> dict[str, Any]:
-    """What is being trained, and how."""
     settings = reading.settings
     return {
         "name": reading.name,

@@ -1,4 +1,9 @@
-"""Owns what is not JSON: the page's own files, plotly's JavaScript, pages that say no, and the headers of them all."""
+"""Owns what is not JSON: the page's own files, plotly's JavaScript, pages that say no, and the headers of them all.
+
+Rules kept here:
+- The way to the page's root is relative, so that a proxy may put the page below a prefix. Only the browser knows that
+  prefix, so nothing that is sent to one begins with a slash.
+"""
 
 import gzip
 import hashlib
@@ -16,6 +21,7 @@ from offbeat.web.run_reader import Stamp, stamp_of
 STATIC = Path(str(resources.files("offbeat.web"))) / "static"
 PAGE = "index.html"
 PLOTLY = "plotly.min.js"
+REFUSED = (STATIC.parent / "refused.html").read_text("utf-8")
 POLICY = (
     # Plotly sets styles on what it draws, and saves pictures by way of data: and blob:. Nothing else is open.
     "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; frame-ancestors 'none'; "
@@ -34,8 +40,6 @@ TEXT = ("text/", "application/json", "image/svg")
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file of the page, as it is sent."""
-
     stamp: Stamp
     body: bytes
     packed: bytes | None
@@ -91,6 +95,25 @@ def plotly_path() -> Path | None:
     return path if path.is_file() else None
 
 
+def root_from(path: str) -> str:
+    """The page's root, as it is seen from a path.
+
+    >>> root_from("/"), root_from("/updates"), root_from("/updates/3"), root_from("/runs/one/")
+    ('./', './', '../', '../../')
+    """
+    return "../" * (path.count("/") - 1) or "./"
+
+
+def root_of(request: web.Request) -> str:
+    """The page's root, as it is seen from where the browser is."""
+    return root_from(request.rel_url.raw_path)
+
+
+def to(request: web.Request, path: str) -> web.Response:
+    """The way to another page, given from the root; not an exception, because it may carry a cookie."""
+    return web.Response(status=303, headers={"Location": root_of(request) + path.removeprefix("/")})
+
+
 def sent(asset: Asset, request: web.Request) -> web.Response:
     """A file, or word that the browser's copy is still good."""
     headers = {"ETag": asset.tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
@@ -114,16 +137,5 @@ def refused_page(refusal: Refusal, root: str) -> web.Response:
     """A refusal as a page; `root` leads to the start."""
     do = str(refusal.facts.get("do", KINDS[refusal.error].do))
     words = {"status": str(refusal.status), "message": refusal.message, "do": do, "root": root}
-    text = _PAGE.format_map({name: html.escape(word) for name, word in words.items()})
+    text = REFUSED.format_map({name: html.escape(word) for name, word in words.items()})
     return web.Response(text=text, status=refusal.status, content_type="text/html")
-
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark"><title>{status} · Offbeat</title></head>
-<body style="font-family: system-ui, sans-serif; max-width: 40rem; margin: 3rem auto; padding: 0 1rem">
-<h1>{status}</h1><p>{message}.</p><p>{do}</p><p><a href="{root}">To the start</a></p>
-</body>
-</html>
-"""

@@ -9,8 +9,7 @@ Rules kept here:
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -19,20 +18,18 @@ from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.storage.fleet_fold import FleetFold
 from offbeat.storage.fold import RunFold
 from offbeat.storage.json_file import read_json
-from offbeat.storage.ledger import CHATTER, SCHEMA
+from offbeat.storage.ledger import CHATTER, Ledger
 from offbeat.storage.run_folder import LEDGER, SETTINGS, SUMMARY, RunFolder, State
 
 REFRESH_S = 1.0
 """A run is looked at again after this long at the earliest."""
-BUSY_S = 5.0
+ROW = "SELECT sequence, at, kind FROM events"
 
 Stamp = tuple[int, ...]
 """Tells a file's states apart."""
 
 
 class RunReader:
-    """Reads one run from its folder, again and again."""
-
     def __init__(self, folder: Path, name: str = "", trouble: Callable[[], str | None] = lambda: None) -> None:
         """`trouble` is what a server knows to be wrong that is in no file: a full disk, for instance."""
         self.folder, self.name, self.trouble = folder, name or folder.resolve().name, trouble
@@ -102,31 +99,31 @@ class RunReader:
         return tuple(stamp_of(self.folder / f"{LEDGER}{ending}") for ending in ("", "-wal"))
 
     def _refresh(self) -> None:
-        with self.connected() as ledger:
+        with self.ledger() as ledger:
             run = self._identity()
-            ledger.execute("BEGIN")  # one moment for all that is read
-            newest = ledger.execute("SELECT sequence, at, kind FROM events ORDER BY sequence DESC LIMIT 1").fetchone()
+            ledger.select("BEGIN")  # one moment for all that is read
+            newest = next(iter(ledger.select(f"{ROW} ORDER BY sequence DESC LIMIT 1")), None)
             if run != self._run or not self._goes_on(ledger, newest):
                 self._forget(run)
-                self._begin_fold(verbose=_meta(ledger, self.folder)["verbose"] == "1")
+                self._begin_fold(verbose=ledger.verbose)
             if newest is None or newest == self._newest:
                 return
             try:
-                self.fold.read(lambda query, span: ledger.execute(query, span).fetchall(), self.sequence, newest[0])
+                self.fold.read(ledger.select, self.sequence, newest[0])
             except BaseException:
                 self._forget(None)  # half of the rows are counted: begin anew the next time
                 raise
             self._moved_at = self._last_write() if self._moved_at is None else time.monotonic()
             self._newest, (self.sequence, self.at, _) = newest, newest
 
-    def _goes_on(self, ledger: sqlite3.Connection, newest: tuple[Any, ...] | None) -> bool:
+    def _goes_on(self, ledger: Ledger, newest: tuple[Any, ...] | None) -> bool:
         """Is the row that was the newest still there, or one that a server forgets in time?"""
         if not self._newest:
             return True
         sequence, _, kind = self._newest
-        row = ledger.execute("SELECT sequence, at, kind FROM events WHERE sequence = ?", (sequence,)).fetchone()
-        forgotten = row is None and kind in CHATTER and newest is not None and newest[0] > sequence
-        return bool(row == self._newest or forgotten)
+        rows = ledger.select(f"{ROW} WHERE sequence = ?", (sequence,))
+        forgotten = not rows and kind in CHATTER and newest is not None and newest[0] > sequence
+        return bool(rows == [self._newest] or forgotten)
 
     def _identity(self) -> tuple[Any, ...]:
         """Tells runs apart; a file's number may be given to another file, and settings are written once."""
@@ -138,26 +135,14 @@ class RunReader:
         stamps = [stamp[0] for stamp in self.changed() if stamp is not None]
         return time.monotonic() - max(0.0, time.time() - max(stamps, default=0) / 1e9)
 
-    @contextmanager
-    def connected(self) -> Iterator[sqlite3.Connection]:
-        """A connection to the ledger, closed at the end of the block."""
-        path = self.folder / LEDGER
-        if not path.is_file():
-            raise InvalidValue(f"there is no ledger {path}; give the folder of a run")
+    def ledger(self) -> Ledger:
+        """The ledger, which is to be closed soon."""
         try:
-            address = f"{path.absolute().as_uri()}?mode=ro"
-            connection = sqlite3.connect(address, BUSY_S, isolation_level=None, uri=True, check_same_thread=False)
-            with closing(connection):
-                yield connection
-        except sqlite3.Error as error:
-            raise OffbeatError(f"cannot read the ledger {path}: {error}") from error
-
-
-def _meta(ledger: sqlite3.Connection, folder: Path) -> dict[str, str]:
-    found = dict(ledger.execute("SELECT name, value FROM meta"))
-    if found.get("schema") != str(SCHEMA):
-        raise InvalidValue(f"{folder} has a ledger of schema {found.get('schema')}; this version reads {SCHEMA}")
-    return found
+            return Ledger.open(self.folder / LEDGER, read_only=True)
+        except InvalidValue as error:
+            if isinstance(error.__cause__, sqlite3.Error):  # nothing is wrong with the question, and it may pass
+                raise OffbeatError(str(error)) from error
+            raise
 
 
 def stamp_of(path: Path) -> Stamp | None:

@@ -1,23 +1,34 @@
-"""Owns how browsers hear that a run has new rows: one look for all listeners, and none where there is no listener.
+"""Owns a run that is looked at: answers worked out once for all visitors, and word to browsers that it has new rows.
 
 Rules kept here:
-- Listeners are told after the new rows were folded, so a request that follows sees them.
+- An answer is worked out off the event loop when the ledger has grown, at most about once a second, for all visitors.
+- There is one look for all listeners, and none where there is no listener. They are told after the new rows were
+  folded, so a request that follows sees them.
 - A new listener is told at once where the run stands, unless that is what it heard last: nothing is missed in between.
 """
 
 import asyncio
+import gzip
 import json
 import logging
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
 from aiohttp import web
 
 from offbeat.errors import OffbeatError
-from offbeat.web.run_reader import REFRESH_S
-from offbeat.web.shown import Shown
+from offbeat.web.run_reader import REFRESH_S, RunReader
 
+THREADS = 2
+ANSWERS_MAX = 50
+"""Answers that are kept of one run: each view, with the filters that are in use."""
+PACKED_FROM_BYTES = 4096
+PACKING_LEVEL = 1
 KEEP_ALIVE_S = 15.0
 RETRY_MS = 2000
 """When a browser that lost the connection tries again."""
@@ -29,18 +40,46 @@ Committed = Callable[[], asyncio.Event]
 """An event that is set when the next rows are committed, and replaced then."""
 
 
-class RunWatch:
-    """Notices that a run has new rows, while anyone listens."""
+@dataclass(frozen=True, slots=True)
+class PackedJson:
+    body: bytes
+    packed: bytes | None
 
-    def __init__(self, shown: Shown, committed: Committed | None) -> None:
+    @classmethod
+    def of(cls, value: Any) -> "PackedJson":
+        body = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+        return cls(body, gzip.compress(body, PACKING_LEVEL, mtime=0) if len(body) >= PACKED_FROM_BYTES else None)
+
+
+class RunWatch:
+    """A run, as those on the event loop see it; notices that it has new rows, while anyone listens."""
+
+    def __init__(self, reading: RunReader, pool: ThreadPoolExecutor, committed: Committed | None) -> None:
         """Without `committed`, the ledger's file is looked at now and then."""
-        self.shown, self._committed = shown, committed
+        self.reading, self._pool, self._committed = reading, pool, committed
         self.where = (-1, 0)
         """The newest row, and t."""
         self.stopping = False
         self.listeners = 0
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._answers: OrderedDict[Hashable, tuple[tuple[int, int], PackedJson]] = OrderedDict()
+
+    async def answer(self, key: Hashable, make: Callable[[RunReader], Any]) -> PackedJson:
+        """What `make` says of the run as it is now; the same key means the same answer."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._answer_now, key, make)
+
+    def _answer_now(self, key: Hashable, make: Callable[[RunReader], Any]) -> PackedJson:
+        reading = self.reading
+        with reading.lock:
+            moment = (reading.refresh(), int(reading.now()))  # a server's clock goes on while nothing happens
+            kept = self._answers.pop(key, None)
+            if kept is None or kept[0] != moment:
+                kept = (moment, PackedJson.of(make(reading)))
+            self._answers[key] = kept
+            while len(self._answers) > ANSWERS_MAX:
+                self._answers.popitem(last=False)
+            return kept[1]
 
     async def newer(self, than: int, patience_s: float) -> tuple[int, int] | None:
         """Where the run is, once it is elsewhere; None if that takes too long."""
@@ -52,7 +91,6 @@ class RunWatch:
         return None
 
     def begin(self) -> None:
-        """One more listener."""
         self.listeners += 1
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._live())
@@ -70,7 +108,6 @@ class RunWatch:
         self._moved.set()
 
     async def ended(self) -> None:
-        """Wait until the watching has ended."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -78,23 +115,22 @@ class RunWatch:
     async def _live(self) -> None:
         while True:
             committed = self._committed() if self._committed else None
-            before, looked_at = self.shown.reading.changed(), monotonic()
+            before, looked_at = self.reading.changed(), monotonic()
             try:
-                where = await self.shown.off_loop(self._look)
+                where = await asyncio.get_running_loop().run_in_executor(self._pool, self._look)
             except OffbeatError as error:  # it may be there again later
                 log.warning("the page cannot read the run's ledger now and will try again: %s", error)
             else:
                 self._say(where)
             if committed is not None:
                 await committed.wait()
-            while committed is None and self.shown.reading.changed() == before:
+            while committed is None and self.reading.changed() == before:
                 await asyncio.sleep(POLL_S)
             await asyncio.sleep(max(0.0, looked_at + REFRESH_S - monotonic()))
 
     def _look(self) -> tuple[int, int]:
-        reading = self.shown.reading
-        with reading.lock:
-            return reading.refresh(least_s=0.0), reading.fold.t
+        with self.reading.lock:
+            return self.reading.refresh(least_s=0.0), self.reading.fold.t
 
     def _say(self, where: tuple[int, int]) -> None:
         if where != self.where:

@@ -1,30 +1,38 @@
-"""Owns the runs that can be looked at: the one that is served, or all in a folder, each under a name fit for a URL.
+"""Owns the runs that can be looked at: the one that is served, or all in a folder; their list, and their comparison.
 
 Rules kept here:
+- Each run has a name fit for a URL.
 - A folder of runs is searched again after a while, and only on a request: runs come and go.
 - Only the runs looked at last are kept in memory.
 """
 
 import re
-import sqlite3
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from offbeat.errors import OffbeatError
+from offbeat.storage.ledger import Ledger
 from offbeat.storage.run_folder import LEDGER, SUMMARY
-from offbeat.web.json_values import metrics_of
-from offbeat.web.overview import about
+from offbeat.web.json_twins import metrics_of, said
+from offbeat.web.overview import about, curve
 from offbeat.web.run_reader import RunReader, Stamp, stamp_of
 
 SEARCH_S = 5.0
 READINGS_MAX = 20
 LISTED_MAX = 2000
+COMPARED_MAX = 20
+COMPARED_POINTS_MAX = 2000
+"""Of all curves together."""
+NOT_COMPARED = ("executor",)
+"""Settings that change nothing of what comes out."""
+RESULTS = ("virtual_s", "wall_s", "ended")
+"""What a summary knows besides."""
 Find = Callable[[Path], Iterable[Path]]
 
 
@@ -76,16 +84,15 @@ class Runs:
 
 def line_of(reading: RunReader) -> dict[str, Any]:
     """One run in a line, without counting its whole ledger."""
-    with reading.connected() as ledger:
+    with reading.ledger() as ledger:
         t, detail = _newest(ledger, "published", "t"), _newest(ledger, "evaluated", "detail")
     line = {name: value for name, value in about(reading).items() if name in ("name", "state", "task", "rule")}
     return line | {"t": t or 0, "metrics": metrics_of(detail) if detail else {}}
 
 
-def _newest(ledger: sqlite3.Connection, kind: str, column: str) -> Any:
+def _newest(ledger: Ledger, kind: str, column: str) -> Any:
     query = f"SELECT {column} FROM events WHERE kind = ? ORDER BY sequence DESC LIMIT 1"  # noqa: S608 (text from above)
-    row = ledger.execute(query, (kind,)).fetchone()
-    return None if row is None else row[0]
+    return next((value for (value,) in ledger.select(query, (kind,))), None)
 
 
 def names_of(folder: Path, runs: Iterable[Path]) -> dict[str, Path]:
@@ -107,8 +114,6 @@ def names_of(folder: Path, runs: Iterable[Path]) -> dict[str, Path]:
 
 
 class One:
-    """The one run that is served."""
-
     def __init__(self, reading: RunReader) -> None:
         self.reading = reading
 
@@ -118,3 +123,53 @@ class One:
 
     def listed(self) -> dict[str, Any]:
         return {"runs": [line_of(self.reading)]}
+
+
+# --- side by side ----------------------------------------------------------------------------------------------------
+
+
+def part(reading: RunReader, runs: int) -> dict[str, Any]:
+    """What a comparison of `runs` runs needs of one of them."""
+    settings = {name: said(value) for name, value in reading.settings.items() if name not in NOT_COMPARED}
+    return {
+        "about": about(reading),
+        "settings": settings,
+        "results": results(reading),
+        "curve": curve(reading.fold, min(500, COMPARED_POINTS_MAX // runs)),
+    }
+
+
+def results(reading: RunReader) -> dict[str, Any]:
+    fold, summary = reading.fold, reading.summary or {}
+    newest = metrics_of(fold.evaluations[-1].detail) if fold.evaluations else {}
+    return {
+        **newest,
+        "t": fold.t,
+        "applied": fold.applied,
+        "rejected": fold.rejected().total(),
+        "gradients": fold.gradients,
+        "at_s": reading.at,
+        "staleness_mean": fold.staleness_mean,
+        "staleness_largest": fold.staleness_largest,
+        **{name: said(summary[name]) for name in RESULTS if name in summary},
+    }
+
+
+def comparison(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """All of them, side by side; a setting that is the same in all is left out."""
+    settings = _side_by_side({run: part["settings"] for run, part in parts.items()})
+    return {
+        "runs": [{**part["about"], "name": run} for run, part in parts.items()],
+        "settings": [row for row in settings if _differs(list(row["values"].values()))],
+        "results": _side_by_side({run: part["results"] for run, part in parts.items()}),
+        "curves": {run: part["curve"] for run, part in parts.items()},
+    }
+
+
+def _side_by_side(columns: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    names = dict.fromkeys(name for values in columns.values() for name in values)
+    return [{"name": name, "values": {run: values.get(name) for run, values in columns.items()}} for name in names]
+
+
+def _differs(values: list[Any]) -> bool:
+    return any(value != values[0] for value in values)

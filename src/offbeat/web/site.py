@@ -13,16 +13,13 @@ from aiohttp import web
 from offbeat.errors import InvalidValue
 from offbeat.server.access import Right
 from offbeat.server.refusals import Refusal, answer
-from offbeat.web import asynchrony, overview, side_by_side, update_list, workers
+from offbeat.web import asynchrony, overview, runs, update_list, workers
+from offbeat.web.json_twins import NUMBER_MAX, whole
 from offbeat.web.login import PageAccess, same_origin
-from offbeat.web.pages import PAGE, Assets, packed, sent
-from offbeat.web.paths import root_of, to
+from offbeat.web.pages import PAGE, Assets, packed, root_of, sent, to
 from offbeat.web.run_reader import RunReader
-from offbeat.web.run_watch import LISTENERS_MAX, Committed, RunWatch, follow
-from offbeat.web.runs import READINGS_MAX
-from offbeat.web.shown import THREADS, PackedJson, Shown
+from offbeat.web.run_watch import LISTENERS_MAX, THREADS, Committed, PackedJson, RunWatch, follow
 
-NUMBER_DIGITS_MAX = 15
 Act = Callable[[str, int], Awaitable[None]]
 """Does what an administrator wants: "quarantine" or "readmit", and the number of a worker; may raise `Refusal`."""
 
@@ -35,11 +32,9 @@ class Shelf(Protocol):
 
 
 class Site:
-    """Everything behind the page's paths."""
-
     def __init__(
         self,
-        runs: Shelf,
+        shelf: Shelf,
         door: PageAccess,
         assets: Assets,
         *,
@@ -48,13 +43,12 @@ class Site:
         committed: Committed | None = None,
     ) -> None:
         """`many`: a folder of runs, each below /runs/NAME/; else one run, at /."""
-        self.runs, self.door, self.assets, self.many = runs, door, assets, many
+        self.runs, self.door, self.assets, self.many = shelf, door, assets, many
         self.act, self._committed = act, committed
         self.pool = ThreadPoolExecutor(THREADS, "web")
         self._watches: OrderedDict[str, RunWatch] = OrderedDict()
 
     async def off_loop(self, work: Callable[[], Any]) -> Any:
-        """Run blocking work on another thread."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
     def warm(self, name: str = "") -> None:
@@ -67,12 +61,15 @@ class Site:
 
         self.pool.submit(count)
 
-    def stop(self) -> None:
-        """Send all listeners away."""
+    async def start(self, _: web.Application) -> None:
+        if not self.many:
+            self.warm()
+
+    async def stop(self, _: web.Application) -> None:
         for watch in self._watches.values():
             watch.stop()
 
-    async def close(self) -> None:
+    async def close(self, _: web.Application) -> None:
         for watch in self._watches.values():
             await watch.ended()
         await asyncio.get_running_loop().run_in_executor(None, self.pool.shutdown)
@@ -86,19 +83,19 @@ class Site:
         if reading is None:
             raise Refusal("not_found", f"there is no run {name[:100]!r}", do="Look at the list of runs at /.")
         watch = self._watches.pop(name, None)
-        if watch is None or (watch.shown.reading is not reading and not watch.listeners):
-            watch = RunWatch(Shown(reading, self.pool), self._committed)
+        if watch is None or (watch.reading is not reading and not watch.listeners):
+            watch = RunWatch(reading, self.pool, self._committed)
         self._watches[name] = watch
         self._forget_old()
         return watch
 
     def _forget_old(self) -> None:
         for name, watch in list(self._watches.items()):
-            if len(self._watches) > READINGS_MAX and not watch.listeners:
+            if len(self._watches) > runs.READINGS_MAX and not watch.listeners:
                 del self._watches[name]
 
     async def _twin(self, request: web.Request, key: Any, make: Callable[[RunReader], Any]) -> web.Response:
-        return _json(request, await (await self.watch(request)).shown.answer(key, make))
+        return _json(request, await (await self.watch(request)).answer(key, make))
 
     # --- one run -----------------------------------------------------------------------------------------------------
 
@@ -117,9 +114,9 @@ class Site:
         return await self._twin(request, wanted, lambda reading: update_list.updates(reading, wanted))
 
     async def story(self, request: web.Request) -> web.Response:
-        task = _number(request, "task")
-        shown = (await self.watch(request)).shown
-        found = await shown.answer(("story", task), lambda reading: update_list.story(reading, task))
+        task = whole(request.match_info, "task", 0, NUMBER_MAX, 0)
+        watch = await self.watch(request)
+        found = await watch.answer(("story", task), lambda reading: update_list.story(reading, task))
         if b'"story":[]' in found.body:
             raise Refusal("not_found", f"no task {task} was leased so far", do="Look at the list of updates.")
         return _json(request, found)
@@ -143,8 +140,8 @@ class Site:
 
     async def compare(self, request: web.Request) -> web.Response:
         names = list(dict.fromkeys(request.query.getall("run", [])))
-        if len(names) > side_by_side.RUNS_MAX:
-            raise InvalidValue(f"{len(names)} runs are asked for; compare at most {side_by_side.RUNS_MAX}")
+        if len(names) > runs.COMPARED_MAX:
+            raise InvalidValue(f"{len(names)} runs are asked for; compare at most {runs.COMPARED_MAX}")
         return _json(request, await self.off_loop(lambda: PackedJson.of(self._compared(names))))
 
     def _compared(self, names: list[str]) -> dict[str, Any]:
@@ -155,8 +152,8 @@ class Site:
                 raise Refusal("not_found", f"there is no run {name[:100]!r}", do="Look at the list of runs at /.")
             with reading.lock:
                 reading.refresh()
-                parts[name] = side_by_side.part(reading, len(names))
-        return side_by_side.comparison(parts)
+                parts[name] = runs.part(reading, len(names))
+        return runs.comparison(parts)
 
     async def into(self, request: web.Request) -> web.Response:
         return to(request, f"{request.rel_url.raw_path}/")
@@ -195,9 +192,9 @@ class Site:
     async def step_in(self, request: web.Request) -> web.Response:
         if self.act is None:
             raise Refusal("not_found", "this run is not served here", do="Use the page of its server.")
-        await self.act(request.match_info["what"], _number(request, "worker"))
-        shown = (await self.watch(request)).shown
-        await shown.off_loop(lambda: shown.reading.refresh(least_s=0.0))  # the administrator looks at the result next
+        await self.act(request.match_info["what"], whole(request.match_info, "worker", 0, NUMBER_MAX, 0))
+        watch = await self.watch(request)
+        await self.off_loop(lambda: watch.reading.refresh(least_s=0.0))  # the administrator looks at the result next
         return web.Response(status=204)
 
 
@@ -205,15 +202,7 @@ def _json(request: web.Request, found: PackedJson) -> web.Response:
     return packed(request, found.body, found.packed, "application/json")
 
 
-def _number(request: web.Request, name: str) -> int:
-    text = request.match_info[name]
-    if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX):
-        raise InvalidValue(f"{name} is {text[:40]!r} but must be a whole number >= 0")
-    return int(text)
-
-
 async def _token(request: web.Request) -> str:
-    """The token in a form or in JSON."""
     try:
         if request.content_type == "application/json":
             body = json.loads(await request.read())

@@ -18,8 +18,6 @@ CLOSE_S = 2.0
 
 
 class Ui:
-    """A server of a folder of runs, from its start to its stop."""
-
     def __init__(self, folder: Path, find: Find, *, host: str, port: int, static: Path = STATIC) -> None:
         """`find` gives the folders of runs below a folder."""
         if host not in LOOPBACK:

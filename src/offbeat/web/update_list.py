@@ -6,7 +6,6 @@ Rules kept here:
 """
 
 import json
-import sqlite3
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any, Self
@@ -14,13 +13,12 @@ from typing import Any, Self
 import numpy as np
 
 from offbeat.protocol.messages import Outcome, Spent
+from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import Row, read
-from offbeat.web.asked import Query, choice, whole
-from offbeat.web.json_values import said
+from offbeat.web.json_twins import NUMBER_MAX, Query, choice, said, whole
 from offbeat.web.run_reader import RunReader
 
 SIZE, SIZE_MAX = 100, 500
-NEWEST = 10**15 - 1
 STORY_MAX = 500
 """Rows of one task that are told: a task that takes days has many heartbeats."""
 UNDECIDED = {"busy": "busy", "unknown_task": "unknown", "not_yours": "not_yours", "bad_update": "bad_update"}
@@ -32,27 +30,23 @@ _ROWS = "SELECT * FROM events WHERE"
 
 @dataclass(frozen=True, slots=True)
 class UpdateQuery:
-    """Which updates a page shows."""
-
     worker: str = ""
     outcome: str = ""
-    before: int = NEWEST
+    before: int = NUMBER_MAX
     size: int = SIZE
 
     @classmethod
     def of(cls, query: Query) -> Self:
-        """From a query; what it does not say is as usual."""
         return cls(
             query.get("worker", "").strip(),
             choice(query, "outcome", OUTCOMES, ""),
-            whole(query, "before", 1, NEWEST, NEWEST),
+            whole(query, "before", 1, NUMBER_MAX, NUMBER_MAX),
             whole(query, "size", 1, SIZE_MAX, SIZE),
         )
 
 
 def updates(reading: RunReader, wanted: UpdateQuery) -> dict[str, Any]:
-    """One page of updates, newest first."""
-    with reading.connected() as ledger:
+    with reading.ledger() as ledger:
         found = _found(reading, ledger, wanted)
     page, more = found[: wanted.size], len(found) > wanted.size
     return {
@@ -62,7 +56,7 @@ def updates(reading: RunReader, wanted: UpdateQuery) -> dict[str, Any]:
     }
 
 
-def _found(reading: RunReader, ledger: sqlite3.Connection, wanted: UpdateQuery) -> list[Row]:
+def _found(reading: RunReader, ledger: Ledger, wanted: UpdateQuery) -> list[Row]:
     """The rows of a page, and one more where there are more."""
     number = None
     if wanted.worker:
@@ -76,7 +70,7 @@ def _found(reading: RunReader, ledger: sqlite3.Connection, wanted: UpdateQuery) 
         return _at(ledger, _sequences(reading, number, wanted.outcome, before, wanted.size + 1))
     mine, values = ("AND worker = ?", [number]) if number is not None else ("", [])
     query = f"{_ROWS} kind = ? AND sequence < ? {mine} ORDER BY sequence DESC LIMIT ?"
-    return [read(row) for row in ledger.execute(query, (kind, before, *values, wanted.size + 1))]
+    return [read(row) for row in ledger.select(query, (kind, before, *values, wanted.size + 1))]
 
 
 def _sequences(reading: RunReader, worker: int | None, outcome: str, before: int, most: int) -> list[int]:
@@ -93,10 +87,10 @@ def _sequences(reading: RunReader, worker: int | None, outcome: str, before: int
     return list(mine[-most:])
 
 
-def _at(ledger: sqlite3.Connection, sequences: list[int]) -> list[Row]:
+def _at(ledger: Ledger, sequences: list[int]) -> list[Row]:
     places = ", ".join("?" * len(sequences))
     query = f"{_ROWS} sequence IN ({places}) ORDER BY sequence DESC"
-    return [read(row) for row in ledger.execute(query, sequences)]
+    return [read(row) for row in ledger.select(query, tuple(sequences))]
 
 
 def _update(row: Row, reading: RunReader) -> dict[str, Any]:
@@ -125,22 +119,22 @@ def _update(row: Row, reading: RunReader) -> dict[str, Any]:
 
 def story(reading: RunReader, task: int) -> dict[str, Any]:
     """Everything that the ledger says about a task, in order; an empty story where that is nothing."""
-    with reading.connected() as ledger:
+    with reading.ledger() as ledger:
         query = f"{_ROWS} task = ? ORDER BY sequence LIMIT ?"
-        rows = [read(row) for row in ledger.execute(query, (task, STORY_MAX))]
+        rows = [read(row) for row in ledger.select(query, (task, STORY_MAX))]
         rows += _after(ledger, rows)
     return {"task": task, "story": [_told(row) for row in rows]}
 
 
-def _after(ledger: sqlite3.Connection, rows: list[Row]) -> list[Row]:
+def _after(ledger: Ledger, rows: list[Row]) -> list[Row]:
     """When its update was mixed, and when the version was published that it went into."""
     decided = next((row for row in rows if row.kind == "decided" and row.keep is not None), None)
     if decided is None:
         return []
     mixed = f"{_ROWS} kind = 'mixed' AND sequence > ? AND decision = ? ORDER BY sequence LIMIT 1"
     published = f"{_ROWS} kind = 'published' AND sequence > ? AND t >= ? ORDER BY sequence LIMIT 1"
-    found = ledger.execute(mixed, (decided.sequence, decided.decision)).fetchall()
-    found += ledger.execute(published, (decided.sequence, decided.t)).fetchall()
+    found = ledger.select(mixed, (decided.sequence, decided.decision))
+    found += ledger.select(published, (decided.sequence, decided.t))
     return sorted(map(read, found))
 
 

@@ -6,32 +6,32 @@ from typing import Any, Self
 
 from offbeat.errors import InvalidValue
 from offbeat.storage.fleet_fold import STATES, WorkerTotals
-from offbeat.web.asked import Query, choice, whole
+from offbeat.web.json_twins import Query, choice, whole
 from offbeat.web.run_reader import RunReader
 
 SIZE, SIZE_MAX = 50, 500
 PAGE_MAX = 1_000_000
 TEXT_MAX = 100
 
-SORTS: dict[str, Callable[[WorkerTotals], Any]] = {
-    "worker": lambda worker: worker.number,
-    "name": lambda worker: worker.name.casefold(),
-    "device": lambda worker: worker.device,
-    "state": lambda worker: worker.state,
-    "tasks": lambda worker: worker.tasks,
-    "applied": lambda worker: worker.applied,
-    "refused": lambda worker: sum(worker.refused.values()),
-    "mass": lambda worker: worker.mass,
-    "seconds": lambda worker: worker.seconds,
-    "last_seen_s": lambda worker: worker.seen_at,
-    "why": lambda worker: worker.why,
+COLUMNS = {
+    "worker": "number",
+    "name": "name",
+    "device": "device",
+    "state": "state",
+    "tasks": "tasks",
+    "applied": "applied",
+    "refused": "refused",
+    "mass": "mass",
+    "seconds": "seconds",
+    "last_seen_s": "seen_at",
+    "why": "why",
 }
+"""Of the table: how each is called in `WorkerTotals`."""
+SORTED_AS: dict[str, Callable[[Any], Any]] = {"name": str.casefold, "refused": lambda counts: sum(counts.values())}
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerQuery:
-    """Which workers a page shows, and in which order."""
-
     sort: str = "worker"
     order: str = "asc"
     text: str = ""
@@ -41,12 +41,11 @@ class WorkerQuery:
 
     @classmethod
     def of(cls, query: Query) -> Self:
-        """From a query; what it does not say is as usual."""
         text = query.get("text", "").strip()
         if len(text) > TEXT_MAX:
             raise InvalidValue(f"text has {len(text)} letters; use at most {TEXT_MAX}")
         return cls(
-            choice(query, "sort", tuple(SORTS), "worker"),
+            choice(query, "sort", tuple(COLUMNS), "worker"),
             choice(query, "order", ("asc", "desc"), "asc"),
             text,
             choice(query, "state", STATES, ""),
@@ -74,8 +73,8 @@ def _has(worker: WorkerTotals, text: str) -> bool:
 
 def _sorted(found: list[WorkerTotals], wanted: WorkerQuery) -> list[WorkerTotals]:
     """Those without a value come last, whatever the order; equal ones by number."""
-    key = SORTS[wanted.sort]
-    keyed = [(key(worker), worker) for worker in found]
+    name, key = COLUMNS[wanted.sort], SORTED_AS.get(wanted.sort, lambda value: value)
+    keyed = [(key(getattr(worker, name)), worker) for worker in found]
     known = sorted((pair for pair in keyed if pair[0] is not None), key=lambda pair: pair[1].number)
     known.sort(key=lambda pair: pair[0], reverse=wanted.order == "desc")
     unknown = sorted((worker for value, worker in keyed if value is None), key=lambda worker: worker.number)
@@ -83,16 +82,4 @@ def _sorted(found: list[WorkerTotals], wanted: WorkerQuery) -> list[WorkerTotals
 
 
 def _row(worker: WorkerTotals) -> dict[str, Any]:
-    return {
-        "worker": worker.number,
-        "name": worker.name,
-        "device": worker.device,
-        "state": worker.state,
-        "tasks": worker.tasks,
-        "applied": worker.applied,
-        "refused": worker.refused,
-        "mass": worker.mass,
-        "seconds": worker.seconds,
-        "last_seen_s": worker.seen_at,
-        "why": worker.why,
-    }
+    return {column: getattr(worker, name) for column, name in COLUMNS.items()}
