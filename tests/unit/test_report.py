@@ -317,7 +317,7 @@ def test_what_went_wrong_is_told_by_kind(tmp_path: Path) -> None:
     assert page.rows("quarantines")[0][4].value == 14.0
     assert [cell.text for cell in page.rows("unreadable")[0]] == ["the header is cut off", "2"]
     assert "Trouble: the disk is <full>" in page.text
-    assert (page.fact("tasks"), read_run(tmp_path / "run").in_flight) == (5, 1)
+    assert (page.fact("tasks"), read_run(tmp_path / "run").tasks.in_flight) == (5, 1)
     assert "interrupted (enough)" in page.ids["fact-state"].text
 
 

@@ -13,6 +13,7 @@ from offbeat.sim.curve import read_curve
 from offbeat.sim.run import Run, Simulation
 from offbeat.storage.json_file import read_json
 from offbeat.web import asynchrony, overview, runs, update_list, workers
+from offbeat.web.json_twins import NUMBER_MAX
 from offbeat.web.run_reader import RunReader
 from tests.web.looking import DEVICES, SOME, Told, rows_of, simulated
 
@@ -362,7 +363,7 @@ def test_a_wrong_question_is_refused(query: dict[str, str]) -> None:
 def all_updates(looked: Looked, size: int = 500, **wanted: Any) -> list[dict[str, Any]]:
     """Page by page."""
     found: list[dict[str, Any]] = []
-    before = update_list.NUMBER_MAX
+    before = NUMBER_MAX
     while True:
         page = update_list.updates(looked.reading, update_list.UpdateQuery(before=before, size=size, **wanted))
         found += page["updates"]
