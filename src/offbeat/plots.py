@@ -49,9 +49,9 @@ AXES = {
 # --- one run ---------------------------------------------------------------------------------------------------------
 
 
-def run(path: Path, result: Run, metric: str | None = None) -> None:
+def run(path: Path, result: Run) -> None:
     """A run's metric against virtual time, and how stale its updates were."""
-    figure = _of_run(result.summary["settings"]["rule"], result.metrics, result.ledger, metric)
+    figure = _of_run(result.summary["settings"]["rule"], result.metrics, result.ledger)
     if figure is not None:
         figure.savefig(path)
 
@@ -64,13 +64,11 @@ def run_folder(path: Path) -> list[Path]:
     return _saved(figure, path, "run") if figure is not None else []
 
 
-def _of_run(
-    rule: str, points: Sequence[CurvePoint], decisions: Sequence[Decision], metric: str | None = None
-) -> Figure | None:
+def _of_run(rule: str, points: Sequence[CurvePoint], decisions: Sequence[Decision]) -> Figure | None:
     names = list(points[-1].metrics) if points else []
     if not names:
         return None  # nothing was measured, so there is nothing to draw
-    metric = metric or names[-1]
+    metric = names[-1]
     figure = Figure(figsize=(10, 4), dpi=120)  # margins by hand: working them out takes longer than the rest
     figure.subplots_adjust(left=0.09, right=0.94, bottom=0.13, top=0.92, wspace=0.18)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))

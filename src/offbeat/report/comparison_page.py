@@ -17,8 +17,6 @@ from offbeat.report.facts import ReportedRun, Unreadable
 from offbeat.report.page import ABOUT, PER_RUN, default_settings, differing, render, settings_list
 from offbeat.report.run_curve import averaged
 
-DASHES = {"-": "", "--": "5 2.5", ":": "1.2 2.2", "-.": "5 2 1.2 2"}
-"""Of a line's style, as SVG says it."""
 METRICS_MAX = 3
 """Metrics that are drawn."""
 POINTS_MAX = 6_000
@@ -79,7 +77,7 @@ def comparison_page(
         methods=methods,
         metrics=metrics,
         unfinished=sum(run.state != "finished" for run in runs),
-        legend=[_legend(number, method) for number, method in enumerate(methods[: pictures.LINES_MAX])],
+        legend=[(*pictures.look(number), one.label) for number, one in enumerate(methods[: pictures.LINES_MAX])],
         overlays={name: list(_overlay(methods, number, name)) for number, name in enumerate(metrics[:METRICS_MAX])},
         undrawn_methods=len(methods[pictures.LINES_MAX :]),
         undrawn=len(metrics[METRICS_MAX:]),
@@ -96,11 +94,6 @@ def _metrics(runs: Sequence[ReportedRun]) -> list[str]:
     """All metrics: what most runs have comes first, and what a task names last before its others."""
     names = dict.fromkeys(name for run in runs for name in reversed(run.curve.metrics))
     return sorted(names, key=lambda name: -sum(name in run.curve.metrics for run in runs))
-
-
-def _legend(number: int, method: ComparedMethod) -> tuple[int, str, str]:
-    colour, dash = pictures.look(number)
-    return colour, DASHES[dash], method.label
 
 
 def _overlay(methods: Sequence[ComparedMethod], number: int, metric: str) -> Iterator[Markup]:

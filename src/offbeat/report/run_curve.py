@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,16 +21,17 @@ DRAWN_MAX = 1e100
 """What is larger is drawn like what is no number: no axis can hold it."""
 
 
-def _doubles() -> "array[float]":
-    return array("d")
+class Series(NamedTuple):
+    """One metric, wherever it was measured."""
 
+    t: "array[float]"
+    at: "array[float]"
+    gradients: "array[float]"
+    values: "array[float]"
 
-@dataclass(slots=True)
-class Series:
-    t: "array[float]" = field(default_factory=_doubles)
-    at: "array[float]" = field(default_factory=_doubles)
-    gradients: "array[float]" = field(default_factory=_doubles)
-    values: "array[float]" = field(default_factory=_doubles)
+    @classmethod
+    def empty(cls) -> "Series":
+        return cls(*(array("d") for _ in cls._fields))
 
 
 @dataclass(slots=True)
@@ -47,11 +49,9 @@ class RunCurve:
 
     def add(self, t: float, at: float, gradients: float, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
-            series = self.metrics.setdefault(name, Series())
-            series.t.append(t)
-            series.at.append(at)
-            series.gradients.append(gradients)
-            series.values.append(value)
+            series = self.metrics.setdefault(name, Series.empty())
+            for column, number in zip(series, (t, at, gradients, value), strict=True):
+                column.append(number)
 
     @property
     def ended_at(self) -> float:
@@ -63,7 +63,7 @@ class RunCurve:
 
     def along(self, axis: str, metric: str) -> tuple[Numbers, Numbers]:
         """An axis (`t`, `at` or `gradients`) and a metric on it, from left to right; gaps are NaN."""
-        series = self.metrics.get(metric, Series())
+        series = self.metrics.get(metric, Series.empty())
         x, y = np.asarray(getattr(series, axis), dtype=np.float64), np.asarray(series.values, dtype=np.float64)
         y = np.where(np.isfinite(y) & (np.abs(y) < DRAWN_MAX), y, nan)
         order = np.argsort(x, kind="stable")

@@ -95,21 +95,6 @@ class Buckets:
         return [(name, float(count)) for name, count in zip(names, accumulate(self.counts), strict=True)]
 
 
-class WeightBuckets:
-    """The part of the fold that knows how alpha_t is distributed, however many different weights there are."""
-
-    def __init__(self) -> None:
-        self.buckets = Buckets(ALPHA_T)
-
-    def takers(self) -> Mapping[str, Taker]:
-        return {"decided": self._decided}
-
-    def _decided(self, rows: Rows) -> None:
-        for row in rows:
-            if row[KEEP] is not None:
-                self.buckets.add(row[NEW])
-
-
 class Metrics:
     def __init__(self, ledger: Path | None = None) -> None:
         """Where there is a ledger, counting goes on from its totals."""
@@ -118,11 +103,20 @@ class Metrics:
         self._sums: Counter[str] = Counter()
         self._mixing_s, self._evaluation_s = Buckets(SECONDS), Buckets(SECONDS)
         self._fsync_s = {"ledger": Buckets(SECONDS), "update": Buckets(SECONDS)}
-        self._weights = WeightBuckets()
-        self._fold = RunFold(self._weights)
+        self._alpha_t = Buckets(ALPHA_T)
+        self._fold = RunFold(self)
         if ledger is not None:
             with Ledger.open(ledger, read_only=True) as reader:
-                self._fold = RunFold.of(reader, self._weights)
+                self._fold.read(reader.select, 0, reader.newest())
+
+    def takers(self) -> Mapping[str, Taker]:
+        """For the fold: how alpha_t is distributed, however many different weights there are."""
+        return {"decided": self._decided}
+
+    def _decided(self, rows: Rows) -> None:
+        for row in rows:
+            if row[KEEP] is not None:
+                self._alpha_t.add(row[NEW])
 
     def staleness(self) -> dict[str, float]:
         with self._lock:
@@ -190,7 +184,7 @@ class Metrics:
         for name, text in SUMS.items():
             yield _counter(name, text, self._sums[name])
         yield _histogram("staleness", "Staleness of applied updates.", staleness)
-        yield _histogram("alpha_t", "Weight of applied updates.", self._weights.buckets)
+        yield _histogram("alpha_t", "Weight of applied updates.", self._alpha_t)
         yield _histogram("mixing_seconds", "One pass of the mixer.", self._mixing_s)
         yield _histogram("evaluation_seconds", "One evaluation.", self._evaluation_s)
         yield _histogram("fsync_seconds", "Bringing something to the disk.", self._fsync_s, "what")

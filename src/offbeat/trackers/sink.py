@@ -107,15 +107,18 @@ def sink_of(spec: str) -> Sink:
 
 
 class ProgressReader:
-    """Reads one ledger on from where it stopped the last time."""
+    """Reads one ledger on from where it stopped the last time; the part of the fold that gathers updates in windows."""
 
     def __init__(self) -> None:
         self.after = 0
         """The last row that was read."""
-        self._windows = WindowFold()
-        self._fold = RunFold(self._windows)
+        self._fold = RunFold(self)
         self._told = 0
         """Evaluations that were told."""
+        self._closed: list[tuple[int, Report]] = []
+        """Windows that were not told yet, with the row of the last update in each."""
+        self._total = 0
+        self._begin_window()
 
     def news(self, ledger: Ledger) -> list[Report]:
         """What the rows say that were committed since the last time, in their order."""
@@ -123,14 +126,16 @@ class ProgressReader:
         self._fold.read(ledger.select, self.after, newest)
         evaluated = self._fold.evaluations[self._told :]
         self.after, self._told = newest, len(self._fold.evaluations)
-        found: list[tuple[int, Report]] = [(one.sequence, self._point(one)) for one in evaluated]
-        found += self._windows.closed
-        self._windows.closed = []
+        found = [*((one.sequence, self._point(one)) for one in evaluated), *self._closed]
+        self._closed = []
         return [report for _, report in sorted(found, key=itemgetter(0))]
 
     def rest(self) -> list[UpdateWindow]:
         """The last window, for a run that is over."""
-        return [self._windows.window()] if self._windows.count else []
+        return [self._window()] if self._count else []
+
+    def takers(self) -> Mapping[str, Taker]:
+        return {"decided": self._decided}
 
     def _point(self, evaluation: EvaluatedVersion) -> TrackedPoint:
         """At the moment of its publication; x_0 was there from the beginning."""
@@ -138,35 +143,24 @@ class ProgressReader:
         at, gradients = self._fold.published_at[t], self._fold.gradients_in(t)
         return TrackedPoint(evaluation.t, at, gradients, metrics_in(evaluation.detail))
 
-
-class WindowFold:
-    def __init__(self) -> None:
-        self.closed: list[tuple[int, UpdateWindow]] = []
-        """Not told yet, with the row of the last update in each."""
-        self._total = 0
-        self._begin()
-
-    def takers(self) -> Mapping[str, Taker]:
-        return {"decided": self._decided}
-
-    def window(self) -> UpdateWindow:
+    def _window(self) -> UpdateWindow:
         return UpdateWindow(self._t, self._at_s, tuple(self._staleness), tuple(self._alpha_t), self._refused)
 
-    def _begin(self) -> None:
+    def _begin_window(self) -> None:
         self._staleness: list[int] = []
         self._alpha_t: list[float] = []
-        self._refused = self._t = self.count = 0
+        self._refused = self._t = self._count = 0
         self._at_s = 0.0
 
     def _decided(self, rows: Rows) -> None:
         for t, staleness, _, keep, new, _, _, _, _, _, sequence, at, *_ in rows:
             self._total += 1
-            self.count, self._t, self._at_s = self.count + 1, t, at
+            self._count, self._t, self._at_s = self._count + 1, t, at
             if keep is None:
                 self._refused += 1
             else:
                 self._staleness.append(staleness)
                 self._alpha_t.append(new)
-            if self.count * PARTS >= self._total:
-                self.closed.append((sequence, self.window()))
-                self._begin()
+            if self._count * PARTS >= self._total:
+                self._closed.append((sequence, self._window()))
+                self._begin_window()

@@ -93,7 +93,6 @@ def mount(
     behind_proxy: bool = False,
     act: Act | None = None,
     committed: Committed | None = None,
-    prefix: str = "",
     static: Path = STATIC,
 ) -> Site:
     """Add the page of one run to an application that has not started; with `tokens`, visitors must have one.
@@ -102,7 +101,7 @@ def mount(
     """
     door = PageAccess(tokens, tls=tls, behind_proxy=behind_proxy, open_role=Role.ADMIN if act else Role.VIEWER)
     site = Site(One(reading), door, Assets(static), many=False, act=act, committed=committed)
-    return _furnished(app, site, [(prefix, OF_SITE), (prefix, OF_RUN)])
+    return _furnished(app, site, [("", OF_SITE), ("", OF_RUN)])
 
 
 def mount_runs(app: web.Application, runs: Runs, *, static: Path = STATIC) -> Site:

@@ -3,12 +3,12 @@
 A query that asks for something wrong is refused, with what is allowed.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any, TypeVar
 
 from offbeat.errors import InvalidValue
+from offbeat.storage.rows import metrics_in
 
 T = TypeVar("T")
 Query = Mapping[str, str]
@@ -56,9 +56,7 @@ def said(value: Any) -> Any:
 
 def metrics_of(detail: str) -> dict[str, float | None]:
     """The metrics in the `detail` of an evaluation."""
-    return {
-        name: None if said(value) is None else float(value) for name, value in json.loads(detail)["metrics"].items()
-    }
+    return dict(said(metrics_in(detail)))
 
 
 def thinned(items: Sequence[T], most: int) -> list[T]:

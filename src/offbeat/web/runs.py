@@ -37,6 +37,8 @@ Find = Callable[[Path], Iterable[Path]]
 
 
 class Runs:
+    """By name; every method may block."""
+
     def __init__(self, folder: Path, find: Find) -> None:
         """`find` gives the folders of runs below a folder."""
         self.folder, self._find = folder, find

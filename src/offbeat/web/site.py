@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from aiohttp import web
 
@@ -24,17 +24,10 @@ Act = Callable[[str, int], Awaitable[None]]
 """Does what an administrator wants: "quarantine" or "readmit", and the number of a worker; may raise `Refusal`."""
 
 
-class Shelf(Protocol):
-    """Runs by name; may block."""
-
-    def get(self, name: str) -> RunReader | None: ...
-    def listed(self) -> dict[str, Any]: ...
-
-
 class Site:
     def __init__(
         self,
-        shelf: Shelf,
+        shelf: runs.Runs | runs.One,
         door: PageAccess,
         assets: Assets,
         *,
