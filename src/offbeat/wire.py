@@ -67,7 +67,6 @@ class Header:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole file."""
         return self.length + (self.tensors[-1].end if self.tensors else 0)
 
 

@@ -913,7 +913,7 @@ def test_the_run_ends_although_some_workers_never_answer(case: Case) -> None:
         if drive.run.finished or (not case.ends and drive.run.t >= 20):
             break
     else:
-        pytest.fail("not finished; the latest events:\n" + "\n".join(drive.run.coordinator.story.latest(12)))
+        pytest.fail("not finished; the latest events:\n" + "\n".join(drive.run.coordinator.latest(12)))
     assert drive.run.t >= 3
     gate, most = case.plan.gate, case.plan.bad_updates_max
     assert drive.run.barred.keys() == ({LARGE} if gate and gate.policy == "refuse" and most else set())

@@ -33,7 +33,7 @@ from offbeat.sim.event_sources import Arrival, Happening, SimulatedFleet
 from offbeat.sim.executors import Inline
 from offbeat.sim.plane import Plane
 from offbeat.task import Trained, Work, start
-from tests.simulation.invariants import check
+from tests.simulation.invariants import check, story_of
 
 FAULT, BROKEN = 0x6661_756C, 0x6272_6F6B
 BROKEN_RATE = 0.03
@@ -134,7 +134,7 @@ class Watch:
     def _mixed(self, command: MixUpdate) -> None:
         decision = command.decision
         if decision.lease.task in self.applied:
-            story = "\n".join(self.coordinator.story.of_task(decision.lease.task))
+            story = "\n".join(story_of(self.coordinator, decision.lease.task))
             raise InvariantBroken(f"task {decision.lease.task} was applied twice:\n{story}")
         self.applied[decision.lease.task] = decision.t
         if decision.staleness != decision.t - 1 - decision.lease.tau or decision.outcome is not Outcome.APPLIED:

@@ -1,16 +1,22 @@
 """Owns what must hold of a coordinator after every event; tests and fault-injected runs ask each time."""
 
+import re
 from collections.abc import Iterator
 
 from offbeat.errors import InvariantBroken
-from offbeat.protocol.coordinator import Coordinator
+from offbeat.protocol.coordinator import STORY_LENGTH, Coordinator
 
 
 def check(coordinator: Coordinator) -> None:
     """Raise, with the latest events, unless the state makes sense."""
     broken = [name for name, holds in _invariants(coordinator) if not holds]
     if broken:
-        raise InvariantBroken(f"not so any more: {'; '.join(broken)}\n" + "\n".join(coordinator.story.latest(10)))
+        raise InvariantBroken(f"not so any more: {'; '.join(broken)}\n" + "\n".join(coordinator.latest(10)))
+
+
+def story_of(coordinator: Coordinator, task: int) -> list[str]:
+    """The latest events and commands that name this task."""
+    return [line for line in coordinator.latest(STORY_LENGTH) if re.search(rf"\btask={task}\b", line)]
 
 
 def _invariants(c: Coordinator) -> Iterator[tuple[str, bool]]:

@@ -1129,7 +1129,7 @@ def test_an_update_without_samples_raises_and_changes_nothing() -> None:
 def test_the_story_of_a_task_is_told_from_its_lease_to_its_answer() -> None:
     c = begun(plan())
     tell(c, *asked(0.0, 1, 2), HeartbeatArrived(1.0, 1), pushed(2.0, 1), *done(2.0, 1), pushed(3.0, 2), pushed(4.0, 1))
-    story = c.story.of_task(1)
+    story = invariants.story_of(c, 1)
     assert [line.split("(")[0] for line in story] == [
         "TaskRequested",
         "HeartbeatArrived",
@@ -1139,9 +1139,9 @@ def test_the_story_of_a_task_is_told_from_its_lease_to_its_answer() -> None:
     assert "SendTask(lease=Lease(task=1, worker=1" in story[0]
     assert "MixUpdate" in story[2]
     assert "repeated=True" in story[3]
-    assert c.story.of_task(99) == []
-    assert c.story.latest(2) == [*c.story.latest(3)[1:]]
-    assert c.story.latest(1)[0] == story[3]
+    assert invariants.story_of(c, 99) == []
+    assert c.latest(2) == [*c.latest(3)[1:]]
+    assert c.latest(1)[0] == story[3]
 
 
 def test_the_deadlines_of_tasks_that_are_over_are_forgotten() -> None:

@@ -135,7 +135,6 @@ def _combine(  # noqa: C901 (each case is one loop)
 
 @compiled
 def squares(x: Vector, reference: Vector, sums: Sums, start: int, stop: int) -> None:
-    """The squared distance of every chunk."""
     lanes = np.empty(LANES)
     for lo in range(start, stop, CHUNK):
         hi = min(lo + CHUNK, stop)

@@ -231,7 +231,6 @@ def _finite_numpy(x: Vector, start: int, stop: int) -> bool:
 
 
 def _squares_numpy(x: Vector, reference: Vector, sums: Sums, start: int, stop: int) -> None:
-    """The squared distance of every chunk."""
     for lo in range(start, stop, CHUNK):
         hi = min(lo + CHUNK, stop)
         with np.errstate(invalid="ignore"):

@@ -104,7 +104,6 @@ class Child:
             raise ChildDied(f"{self.fate()} when asked to {verb}") from error
 
     def fate(self) -> str:
-        """How it ended, in words."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(END_S)
         status = self.process.returncode
@@ -127,7 +126,6 @@ class Child:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

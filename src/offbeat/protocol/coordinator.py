@@ -13,6 +13,7 @@ Two parts decide on their own: the `Judge` what becomes of a pushed update, the 
 follows from what is said here.
 """
 
+from collections import deque
 from math import inf
 from typing import assert_never
 
@@ -24,7 +25,8 @@ from offbeat.protocol.judging import Judge
 from offbeat.protocol.messages import Command, Decision, Event, Lease, Outcome
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
-from offbeat.protocol.story import Story
+
+STORY_LENGTH = 256
 
 
 class Coordinator:
@@ -63,7 +65,7 @@ class Coordinator:
         self.group, self.contribution = self.dispatcher.group, self.dispatcher.contribution
         self.woken_at = inf
         """The moment of the last `WakeAt` that has not come yet."""
-        self.story = Story()
+        self._story: deque[tuple[Event, list[Command]]] = deque(maxlen=STORY_LENGTH)
         self._commands: list[Command] = []
 
     # --- the one way in ----------------------------------------------------------------------------------------------
@@ -75,7 +77,7 @@ class Coordinator:
         self.at = event.at
         commands: list[Command] = []
         self._commands = commands
-        self.story.add(event, commands)
+        self._story.append((event, commands))
         if event.at >= self.plan.until_s:  # all else that can end a run was looked at when it changed
             self.end_if_enough()
         match event:
@@ -150,6 +152,10 @@ class Coordinator:
         gamma = self.scheduler.gamma
         return self.plan.target is not None or (gamma is not None and getattr(gamma, "uses_evaluations", True))
 
+    def latest(self, count: int) -> list[str]:
+        """The latest events and the commands that answered them, a line each: errors tell them."""
+        return [f"{event} -> {commands}" for event, commands in list(self._story)[-count:]]
+
     def _is_awaited(self, command: Command) -> bool:
         """Is it better to grant after this is done? A mixing: the next lease then starts from its result."""
         return isinstance(command, messages.MixUpdate) or (
@@ -158,7 +164,7 @@ class Coordinator:
 
     def _require(self, holds: bool, what: str) -> None:
         if not holds:
-            raise InvariantBroken(f"broken after {self.story.latest(1)[0]}: not so: {what}")
+            raise InvariantBroken(f"broken after {self.latest(1)[0]}: not so: {what}")
 
     # --- workers -----------------------------------------------------------------------------------------------------
 

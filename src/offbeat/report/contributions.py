@@ -45,7 +45,6 @@ class DeviceFold:
         return {"decided": self._decided}
 
     def parts(self) -> list[DevicePart]:
-        """All devices, the largest part first."""
         mass, surviving = self._contribution.mass, self._contribution.surviving()
         total = sum(surviving.values()) or 1.0
         parts = [

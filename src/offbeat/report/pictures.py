@@ -214,7 +214,6 @@ def bars(counts: Mapping[int, int], largest: int, most: int = BARS_MAX) -> tuple
 
 
 def _few(axis: Axis, *, integer: bool = False) -> None:
-    """Few ticks, with their thousands apart."""
     axis.set_major_locator(MaxNLocator(6, integer=integer))
     axis.set_major_formatter("{x:,g}")
 

@@ -152,7 +152,6 @@ async def readmit(request: web.Request) -> web.Response:
 
 
 async def bar(request: web.Request) -> web.Response:
-    """Quarantine a worker by hand."""
     context, body = context_of(request), await json_of(request, {"why": (str,)})
     worker = _known_worker(request)
     why = str(body.get("why") or "an administrator said so")[:WHY_MAX]
@@ -249,7 +248,6 @@ def _refuse_released(c: Coordinator, worker: int, task: int) -> None:
 
 
 async def hand_back(request: web.Request) -> web.Response:
-    """The worker will not do this task."""
     context, task = context_of(request), number_in_path(request, "task")
     session = session_of(request)
     await context.tell(lambda at: messages.LeaseReturned(at, session.worker, task))

@@ -274,5 +274,4 @@ def _gauges(facts: Mapping[str, Any]) -> Iterator["Metric"]:
 
 
 def _label(text: object) -> str:
-    """Any text as UTF-8 can hold it."""
     return str(text).encode(errors="replace").decode()

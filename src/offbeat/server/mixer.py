@@ -90,7 +90,6 @@ class Mixer:
         self._orders.put(order)
 
     def stop(self) -> None:
-        """Finish what was put, then end."""
         self._orders.put(None)
         if self._thread.is_alive():
             self._thread.join()

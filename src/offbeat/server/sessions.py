@@ -93,7 +93,6 @@ class WorkerSessions:
         return session
 
     def left(self, worker: int) -> None:
-        """Its secret is worth nothing any more."""
         if worker in self._of:
             self._of[worker].digest = ""
 

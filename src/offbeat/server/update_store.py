@@ -112,7 +112,6 @@ class UpdateStore:
     # --- coming in ---------------------------------------------------------------------------------------------------
 
     def offset(self, task: int) -> int:
-        """How many bytes of an upload have come."""
         part = self._part(task)
         return part.stat().st_size if part.exists() else 0
 
@@ -170,7 +169,6 @@ class UpdateStore:
         return self.whole(task).exists()
 
     def tasks(self) -> set[int]:
-        """The tasks whose whole update is there."""
         with self._lock:
             return set(self._sizes)
 

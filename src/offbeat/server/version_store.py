@@ -107,7 +107,6 @@ class VersionStore:
             return {tau for tau, count in self._pinned.items() if count}
 
     def bytes(self) -> int:
-        """What they take on the disk."""
         return sum(file.stat().st_size for file in self.path.glob("*.safetensors")) if self.on_disk else 0
 
     def of(self, tau: int) -> Model:

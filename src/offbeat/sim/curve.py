@@ -54,14 +54,12 @@ class CurveRecorder:
 
     @property
     def fold(self) -> RunFold:
-        """The totals, up to now."""
         self._fold.take(self._waiting)
         self._waiting = []
         return self._fold
 
     @property
     def points(self) -> list[CurvePoint]:
-        """The curve, up to now."""
         fold, size = self.fold, self.model_bytes
         return [CurvePoint(t, at, fold.gradients_in(t), size * n, metrics) for t, at, n, metrics in self._measured]
 
@@ -88,7 +86,6 @@ class CurveRecorder:
 
 
 def write_curve(path: Path, points: list[CurvePoint]) -> None:
-    """The curve of a run as CSV."""
     names = list(points[-1].metrics) if points else []
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -113,7 +110,6 @@ def read_curve(path: Path) -> list[CurvePoint]:
 
 
 def write_contribution(path: Path, contribution: Mapping[int, tuple[float, float]]) -> None:
-    """Whose data count, as CSV."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["device", "mass", "surviving"])

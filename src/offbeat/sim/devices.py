@@ -130,7 +130,6 @@ def _shares(share: Distribution, period_s: float, seed: int) -> Callable[[int], 
 
 
 def _rate(name: str, megabits: float | str | None) -> Distribution | None:
-    """Bytes per second."""
     if isinstance(megabits, int | float) and not 0 < megabits < math.inf:
         raise InvalidValue(f"{name} is {megabits!r} but must be > 0 Mbit/s")
     found = _within(name, megabits, 0.0, math.inf, "be > 0 Mbit/s")

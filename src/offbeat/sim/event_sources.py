@@ -12,17 +12,7 @@ from offbeat.core import draws
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue
 from offbeat.method import DEVICES
-from offbeat.protocol.messages import (
-    AnswerPush,
-    Event,
-    FleetJoined,
-    Lease,
-    Outcome,
-    Spent,
-    TaskRequested,
-    WorkerJoined,
-    WorkerLeft,
-)
+from offbeat.protocol import messages
 from offbeat.settings import Settings
 from offbeat.sim.devices import DeviceModel, device_model
 from offbeat.task import Task, Work
@@ -35,25 +25,25 @@ class Arrival(NamedTuple):
     """An update reaches the server at this moment; the engine adds what the data plane knows about it."""
 
     at: float
-    lease: Lease
-    spent: Spent | None = None
+    lease: messages.Lease
+    spent: messages.Spent | None = None
     """Where links take time."""
 
 
-Happening = Event | Arrival
+Happening = messages.Event | Arrival
 
 
 class EventSource(Protocol):
     def opening(self) -> Iterator[Happening]:
         """What happens at time 0."""
 
-    def started(self, lease: Lease, at: float) -> Iterator[Happening]:
+    def started(self, lease: messages.Lease, at: float) -> Iterator[Happening]:
         """What follows from sending this task now; no `Arrival` among it means that the task is lost."""
 
-    def answered(self, answer: AnswerPush, at: float) -> Iterator[Happening]:
+    def answered(self, answer: messages.AnswerPush, at: float) -> Iterator[Happening]:
         """What follows from the server's answer."""
 
-    def revoked(self, lease: Lease, at: float) -> Iterator[Happening]:
+    def revoked(self, lease: messages.Lease, at: float) -> Iterator[Happening]:
         """What follows when the worker hears that its task is not wanted any more."""
 
     def available(self, worker: int, at: float) -> bool:
@@ -71,7 +61,7 @@ class SimulatedFleet:
         seed: int,
         tasks_per_device: int = 1,
         model_bytes: int = 0,
-        amount: Callable[[Lease], float] = lambda _: 1.0,
+        amount: Callable[[messages.Lease], float] = lambda _: 1.0,
     ) -> None:
         """`amount` is the work of a task relative to an ordinary one. A device has a worker for each of its tasks."""
         self.size, self.model, self.seed = size, model, seed
@@ -86,9 +76,9 @@ class SimulatedFleet:
         self._turned_away = 0
 
     def opening(self) -> Iterator[Happening]:
-        yield FleetJoined(0.0, self.workers, self.size)
+        yield messages.FleetJoined(0.0, self.workers, self.size)
 
-    def started(self, lease: Lease, at: float) -> Iterator[Happening]:
+    def started(self, lease: messages.Lease, at: float) -> Iterator[Happening]:
         """Download, compute, upload; or the device is lost on the way, and asks again when it is back."""
         down, up = self.model.link(lease.device)
         compute_s = self.model.compute_s(lease.device, lease.number) * self.amount(lease)
@@ -101,36 +91,36 @@ class SimulatedFleet:
             back = self.model.available_from(lease.device, done if unlucky else max(away, at))
             self._busy_until[lease.worker] = back
             self._away.add(lease.worker)
-            yield TaskRequested(back, lease.worker)
+            yield messages.TaskRequested(back, lease.worker)
             return
         self._busy_until[lease.worker] = done
         self._away.discard(lease.worker)
-        spent = Spent(download_s, compute_s, upload_s) if download_s or upload_s else None
+        spent = messages.Spent(download_s, compute_s, upload_s) if download_s or upload_s else None
         self._pushed[lease.task] = arrival = Arrival(done, lease, spent)
         yield arrival
 
-    def answered(self, answer: AnswerPush, at: float) -> Iterator[Happening]:
+    def answered(self, answer: messages.AnswerPush, at: float) -> Iterator[Happening]:
         """A worker that was told to come back pushes again; any other asks for its next task."""
-        if answer.outcome is Outcome.BUSY:
+        if answer.outcome is messages.Outcome.BUSY:
             yield self._pushed[answer.task]._replace(at=at + self._patience(answer))
             return
         self._pushed.pop(answer.task, None)
         yield from self._free(answer.worker, at)
 
-    def revoked(self, lease: Lease, at: float) -> Iterator[Happening]:
+    def revoked(self, lease: messages.Lease, at: float) -> Iterator[Happening]:
         """The worker stops, and asks for another task; one that is away will ask when it is back."""
         self._pushed.pop(lease.task, None)
         if lease.worker in self._away:
             return
         yield from self._free(lease.worker, at)
 
-    def _patience(self, answer: AnswerPush) -> float:
+    def _patience(self, answer: messages.AnswerPush) -> float:
         """About as long as the server said, for each a little different, so that they do not all come back at once."""
         self._turned_away += 1
         jitter = draws.uniform(self.seed, RETRY, answer.task, self._turned_away)
         return (answer.retry_after_s or 1.0) * (0.5 + jitter)
 
-    def _unlucky(self, lease: Lease) -> bool:
+    def _unlucky(self, lease: messages.Lease) -> bool:
         """Is the task lost? Drawn for this device, task and attempt, so another device changes nothing about it."""
         risk = self.model.dropout(lease.device)
         if not risk:
@@ -141,7 +131,7 @@ class SimulatedFleet:
     def _free(self, worker: int, at: float) -> Iterator[Happening]:
         self._attempts.pop(worker, None)
         self._busy_until.pop(worker, None)
-        yield TaskRequested(at, worker)
+        yield messages.TaskRequested(at, worker)
 
     def available(self, worker: int, at: float) -> bool:
         """Its device is there, and not busy with a task that the server has given up on."""
@@ -168,16 +158,16 @@ class SampledStaleness:
     def opening(self) -> Iterator[Happening]:
         return self._starting(0)
 
-    def started(self, lease: Lease, at: float) -> Iterator[Happening]:  # noqa: ARG002 (its end was fixed before)
+    def started(self, lease: messages.Lease, at: float) -> Iterator[Happening]:  # noqa: ARG002 (its end was fixed before)
         yield Arrival(float(lease.worker), lease)
 
-    def answered(self, answer: AnswerPush, at: float) -> Iterator[Happening]:
+    def answered(self, answer: messages.AnswerPush, at: float) -> Iterator[Happening]:
         """Epoch t is done: its worker goes, and the tasks that start from x_t begin."""
-        yield WorkerLeft(at, answer.worker)
+        yield messages.WorkerLeft(at, answer.worker)
         yield from self._starting(answer.worker)
 
-    def revoked(self, lease: Lease, at: float) -> Iterator[Happening]:
-        yield WorkerLeft(at, lease.worker)
+    def revoked(self, lease: messages.Lease, at: float) -> Iterator[Happening]:
+        yield messages.WorkerLeft(at, lease.worker)
 
     def available(self, worker: int, at: float) -> bool:  # noqa: ARG002 (they exist when they are needed)
         return True
@@ -185,15 +175,14 @@ class SampledStaleness:
     def _starting(self, moment: int) -> Iterator[Happening]:
         for t in range(moment + 1, moment + self.window + 1):
             if t <= self.epochs and t - 1 - self.staleness(t) == moment:
-                yield WorkerJoined(float(moment), t, self.device(t))
-                yield TaskRequested(float(moment), t)
+                yield messages.WorkerJoined(float(moment), t, self.device(t))
+                yield messages.TaskRequested(float(moment), t)
 
 
 # --- from the settings ------------------------------------------------------------------------------------------------
 
 
 def window_of(settings: Settings) -> int | None:
-    """K, under `sampled:K`."""
     name, _, rest = settings.device_model.partition(":")
     if name != "sampled":
         return None
@@ -252,7 +241,7 @@ def _refuse_with_sampled(settings: Settings, rule: Rule) -> None:
             raise InvalidValue(f"device_model sampled:K leaves no room for {name}; leave it out")
 
 
-def _amount(task: Task, devices: int, settings: Settings) -> Callable[[Lease], float]:
+def _amount(task: Task, devices: int, settings: Settings) -> Callable[[messages.Lease], float]:
     """The work of a task relative to the mean over (some of) the devices, where the task can tell."""
     iterations, seed = getattr(task, "iterations", None), settings.seed
     if iterations is None:
@@ -262,7 +251,7 @@ def _amount(task: Task, devices: int, settings: Settings) -> Callable[[Lease], f
     if ordinary is None:
         ordinary = sum(iterations(Work(device, seed=seed)) for device in some) / len(some)
 
-    def amount(lease: Lease) -> float:
+    def amount(lease: messages.Lease) -> float:
         work = Work(lease.device, lease.number, seed, lease.local_iterations, lease.gamma)
         return float(iterations(work) / ordinary)
 

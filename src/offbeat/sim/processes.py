@@ -79,7 +79,6 @@ class Processes:
         return {"processes": self.count}
 
     def close(self) -> None:
-        """End the processes, whatever they do."""
         with self._starting:
             self._closed = True
         for child in self._children:

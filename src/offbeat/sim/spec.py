@@ -54,7 +54,6 @@ class Spec:
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
-        """From a TOML file; docs/simulation.md describes it."""
         text = read_toml(Path(path))
         try:
             return cls(**_arguments(text))

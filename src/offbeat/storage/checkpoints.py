@@ -42,7 +42,6 @@ class Checkpoints:
         self.disk.write_whole(self._file(checkpoint.mark, "json"), [text.encode()])
 
     def _written(self, mark: int, name: str, model: Model) -> str:
-        """Write one vector; its sha256."""
         parts: list[Bytes] = [header_of(self.layout), *body_of(model)]
         digest = hashlib.sha256()
         for part in parts:
@@ -51,7 +50,6 @@ class Checkpoints:
         return digest.hexdigest()
 
     def marks(self) -> list[int]:
-        """Those that are there, the newest first."""
         return sorted((int(file.stem) for file in self.path.glob("*.json") if file.stem.isdecimal()), reverse=True)
 
     def read(self, mark: int) -> Checkpoint:
@@ -79,7 +77,6 @@ class Checkpoints:
                 continue
 
     def newest(self) -> Checkpoint:
-        """The newest that can be read."""
         found = next(self.usable(), None)
         if found is None:
             raise OffbeatError(f"{self.path} holds no checkpoint that can be read; restore one from a copy")

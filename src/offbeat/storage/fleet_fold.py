@@ -71,7 +71,6 @@ class WorkerTotals:
 
     @property
     def seconds(self) -> float | None:
-        """How long its tasks take."""
         return median(self.took[-SPEED_TASKS:]) if self.took else None
 
     @property

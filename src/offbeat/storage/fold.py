@@ -161,12 +161,10 @@ class RunFold:
 
     @property
     def staleness_mean(self) -> float:
-        """Of applied updates."""
         return sum(u * count for u, count in self.staleness.items()) / self.applied if self.applied else 0.0
 
     @property
     def staleness_largest(self) -> int:
-        """Of applied updates."""
         return max(self.staleness, default=0)
 
     def rejected(self) -> Counter[str]:

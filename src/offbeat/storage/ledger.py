@@ -18,22 +18,19 @@ from types import TracebackType
 from typing import Any, Self
 
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.protocol.messages import Command, Decision, Evaluated, Event, UpdateArrived
+from offbeat.protocol.messages import Command, Decision, Evaluated, Event
 from offbeat.storage.disk import aside
 from offbeat.storage.rows import (
-    COMMANDS,
-    EVENTS,
     KINDS,
-    VERBOSE,
     NewRow,
     Row,
     RowShape,
-    as_arrival,
     as_decision,
     as_evaluation,
+    every_row,
+    lasting_rows,
     lost_row,
     read,
-    row_maker,
 )
 
 SCHEMA = 1
@@ -74,7 +71,7 @@ class Ledger:
         self._observers = observers
         self._connection = connection
         self.verbose = self._meta()["verbose"] == "1"
-        self._rows_of = row_maker(EVENTS | VERBOSE if self.verbose else EVENTS, COMMANDS)
+        self._rows_of = every_row if self.verbose else lasting_rows
         self._waiting: list[NewRow] = []
 
     @classmethod
@@ -224,12 +221,7 @@ class Ledger:
         return map(as_decision, self.rows("decided"))
 
     def evaluations(self) -> list[Evaluated]:
-        """Every evaluation in order."""
         return [as_evaluation(row) for row in self.rows("evaluated")]
-
-    def arrivals(self) -> dict[int, UpdateArrived]:
-        """What the data plane said about the update of each task; the last word where one was pushed again."""
-        return {arrival.task: arrival for arrival in map(as_arrival, self.rows("arrived"))}
 
     # --- SQLite ------------------------------------------------------------------------------------------------------
 

@@ -80,7 +80,6 @@ class NewRow(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """One of `KINDS`."""
         return self.shape.kind
 
     def facts(self) -> dict[str, Any]:
@@ -259,11 +258,13 @@ def row_maker(events: Mapping[type[Event], ToRow], answers: Mapping[type[Command
     return rows_of
 
 
+lasting_rows, every_row = row_maker(EVENTS, COMMANDS), row_maker(EVENTS | VERBOSE, COMMANDS)
+
+
 # --- rows to messages ------------------------------------------------------------------------------------------------
 
 
 def read(stored: tuple[Any, ...]) -> Row:
-    """A row as SQLite gives it."""
     row = Row._make(stored)
     if row.kind == "arrived" and row.detail is not None and "distance" in json.loads(row.detail):
         return row._replace(distance=nan)
@@ -286,7 +287,6 @@ def as_decision(row: Any) -> Decision:
 
 
 def as_arrival(row: Any) -> UpdateArrived:
-    """The event that an `arrived` row holds."""
     detail = {} if row.detail is None else json.loads(row.detail)
     seen = (row.samples, row.gradients, bool(row.finite), row.distance)
     spent = messages.Spent(*detail["spent"]) if "spent" in detail else None
@@ -295,7 +295,6 @@ def as_arrival(row: Any) -> UpdateArrived:
 
 
 def as_evaluation(row: Any) -> Evaluated:
-    """The event that an `evaluated` row holds."""
     return Evaluated(row.at, row.t, metrics_in(row.detail))
 
 

@@ -43,7 +43,6 @@ class TrackedPoint(NamedTuple):
 
     @property
     def values(self) -> dict[str, float]:
-        """Its numbers by name."""
         return {**self.metrics, "offbeat/gradients": float(self.gradients), "offbeat/at_s": self.at_s}
 
 

@@ -83,7 +83,6 @@ class Chain:
 
 
 def _tables(drawn: Sequence[Drawn], begins: Sequence[int]) -> tuple[Array, Array, Array, Array]:
-    """Arguments of `loops.train_many`: trainings, indices, counts, rates."""
     sizes, iterations = [one.indices.shape[1] for one in drawn], [len(one.counts) for one in drawn]
     indices = np.concatenate([one.indices.ravel() for one in drawn])
     counts = np.concatenate([one.counts for one in drawn])

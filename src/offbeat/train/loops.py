@@ -254,7 +254,6 @@ def _take(w: Vector, model: Vector, layers: Whole) -> None:
 
 @_compiled
 def _give(model: Vector, w: Vector, layers: Whole) -> None:
-    """A model's vector from the loop's own."""
     for number in range(len(layers)):
         terms, columns, own = layers[number, INPUTS], layers[number, OUTPUTS], layers[number, OWN]
         at, bias = layers[number, WEIGHT], layers[number, BIAS]

@@ -90,7 +90,6 @@ def updates_per_s(applied_at: Sequence[float], now: float) -> float:
 
 
 def versions_per_s(fold: RunFold, now: float) -> float:
-    """Over the newest versions until now."""
     before = max(0, fold.t - RATE_UPDATES)
     since = fold.published_at[before]
     return (fold.t - before) / (now - since) if now > since else 0.0

@@ -60,7 +60,6 @@ class RunReader:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """The results, once they are written."""
         stamp = stamp_of(self.folder / SUMMARY)
         if stamp != self._summary[0]:
             self._summary = (stamp, read_json(self.folder / SUMMARY) if stamp else None)

@@ -103,7 +103,6 @@ class RunWatch:
             self._task, self.where = None, (-1, 0)
 
     def stop(self) -> None:
-        """The server stops: listeners are sent away."""
         self.stopping = True
         self._moved.set()
 

@@ -109,7 +109,6 @@ class ApiClient:
         return read(Joined, self.http.call("POST", "/v1/workers", body | {"device": hello.device, "holding": holding}))
 
     def leave(self) -> None:
-        """Say goodbye; an open lease is released."""
         self.http.call("DELETE", f"/v1/workers/{self.joined.worker}", headers=self._session())
 
     # --- tasks -------------------------------------------------------------------------------------------------------

@@ -49,7 +49,6 @@ class Download:
         self._opened = False
 
     def fill(self, view: memoryview) -> None:
-        """Read the next bytes until this is full."""
         while len(view):
             try:
                 count = self._some(view)

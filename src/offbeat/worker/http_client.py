@@ -149,7 +149,6 @@ class HttpClient:
                 return connection
 
     def _connected(self) -> tuple[bool, Connection]:
-        """A connection, and whether it is new."""
         if self._connection is not None and self._connection.reusable():
             return False, self._connection
         self.close()

@@ -83,7 +83,6 @@ class Interrupts:
             self._task, self._open = before[0], before[1] and not self.asked
 
     def wait(self, seconds: float) -> None:
-        """Do nothing for this long, unless interrupted."""
         with self.allowed():
             if self._stopped.wait(seconds):
                 raise WorkerStopped

@@ -142,7 +142,6 @@ class RetryingClient:
         self.task = None
 
     def goodbye(self, *, handing_back: bool = False) -> None:
-        """Leave, if that is quick."""
         if not self.client.session:
             return
         self.client.http.hurry(AWAY_S if self.outages.away else LEAVE_S)

@@ -86,13 +86,11 @@ class Cluster:
         return self._ray.remote(**options, num_returns=2, runtime_env=environment)(do)
 
     def actor(self, kind: type, *arguments: Any) -> Any:
-        """An actor on some node that has room."""
         options = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
         environment = {"env_vars": CHILD_ENVIRONMENT}
         return self._ray.remote(kind).options(**options, runtime_env=environment).remote(*arguments)
 
     def method(self, actor: Any, name: str) -> Any:
-        """A method of an actor."""
         return getattr(actor, name).options(num_returns=2)
 
     def put(self, value: Any) -> Any:

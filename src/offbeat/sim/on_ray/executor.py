@@ -53,19 +53,16 @@ class Ray:
         return f"{self.name}+batched"
 
     def submit(self, x_tau: Model, work: Work) -> Job:
-        """The next free process takes it."""
         job = Job(x_tau, work)
         self._jobs[job] = self._remote_jobs(x_tau.layout).add(TaskHost.train, [x_tau], work)
         return job
 
     def measure(self, x: Model) -> PendingEvaluation:
-        """The next free process takes it."""
         evaluation = PendingEvaluation(x)
         self._jobs[evaluation] = self._remote_jobs(x.layout).add(TaskHost.evaluate, [x])
         return evaluation
 
     def finish(self, jobs: Sequence[Pending]) -> None:
-        """Wait for these."""
         for job in jobs:
             if job.done or self._remote is None:
                 continue

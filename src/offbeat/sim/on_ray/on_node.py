@@ -54,7 +54,6 @@ def _task(key: str, parcel: Array) -> TaskHost:
 
 
 def do_on_node(do: Callable[..., Result], key: str, parcel: Array, *arguments: Any) -> ErrorAnswer[Result]:
-    """Do something with the task of this process."""
     return told(lambda: do(_task(key, parcel), *arguments))
 
 
@@ -69,7 +68,6 @@ def be_ready(task: TaskHost) -> None:
 
 
 def told(do: Callable[[], Result]) -> ErrorAnswer[Result]:
-    """The result, or the error."""
     try:
         return None, do()
     except Exception as error:

@@ -119,7 +119,6 @@ class RemoteJobs:
         return job.answer
 
     def close(self) -> None:
-        """Stop the jobs that run."""
         for call in self._running:
             self._cluster.cancel(call)
 

@@ -53,7 +53,6 @@ class ShareActor:
         Thread(target=self._live, args=(begun,), daemon=True).start()
 
     def hello(self) -> ErrorAnswer[dict[str, str]]:
-        """The packages of this node."""
         return None, packages()
 
     def news(self) -> ErrorAnswer[ShareNews]:

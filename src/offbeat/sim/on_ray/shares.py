@@ -96,7 +96,6 @@ class RemoteShares:
         return self._failures
 
     def close(self) -> None:
-        """End all actors."""
         for share in self._running:
             self._cluster.end_actor(share.actor)
 
