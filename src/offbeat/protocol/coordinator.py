@@ -20,7 +20,7 @@ from typing import assert_never
 from offbeat.core.rules import Mix, Rule
 from offbeat.errors import InvariantBroken
 from offbeat.protocol import messages
-from offbeat.protocol.dispatch import Available, Dispatcher, Progress
+from offbeat.protocol.dispatch import Available, Dispatcher
 from offbeat.protocol.judging import Judge
 from offbeat.protocol.messages import Command, Decision, Event, Lease, Outcome
 from offbeat.protocol.plan import Plan
@@ -277,8 +277,7 @@ class Coordinator:
 
     def _trigger(self) -> None:
         if not self.end_reason:
-            now = Progress(self.at, self.t, self.t_decided, self.queued)
-            self._commands += self.dispatcher.trigger(now, self.evaluations)
+            self._commands += self.dispatcher.trigger(self.at, self.t, self.t_decided, self.queued, self.evaluations)
 
     def _wake_next(self) -> None:
         """Ask to be woken at the next moment that matters, unless an earlier waking is on its way."""

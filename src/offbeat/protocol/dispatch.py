@@ -9,7 +9,6 @@ Rules kept here:
 
 from collections.abc import Callable, Container, Sequence
 from math import inf
-from typing import NamedTuple
 
 from offbeat.protocol.contribution import Contribution
 from offbeat.protocol.idle import Idle
@@ -21,15 +20,6 @@ from offbeat.protocol.scheduler import Scheduler, Speeds
 
 Available = Callable[[int, float], bool]
 """Can this waiting worker take a task at this moment? A pure function."""
-
-
-class Progress(NamedTuple):
-    """How far the run has come when workers are triggered."""
-
-    at: float
-    t: int
-    t_decided: int
-    queued: int
 
 
 class Dispatcher:
@@ -103,39 +93,44 @@ class Dispatcher:
     def next_due(self, at: float) -> float:
         """The next moment at which a lease runs out, a group is due, or workers may be triggered."""
         due = min(self.book.next_deadline(), self.retry_due, self.group.due)
-        if not len(self.idle):
-            return due
-        trigger = self.trigger_due if self.trigger_due > at else inf
-        return min(due, trigger, max(self.pace.gives_up_at(), self.trigger_due))
+        if self.trigger_due > at and len(self.idle):
+            due = min(due, self.trigger_due)
+        if self.pace.held_back and len(self.idle):
+            due = min(due, max(self.pace.gives_up_at(), self.trigger_due))
+        return due
 
-    def trigger(self, now: Progress, evaluations: Sequence[Evaluated]) -> list[Command]:
-        if now.at < self.trigger_due or not len(self.idle):
+    def trigger(
+        self, at: float, t: int, t_decided: int, queued: int, evaluations: Sequence[Evaluated]
+    ) -> list[Command]:
+        """Give tasks to waiting workers while there is room for more."""
+        waiting, held_back = len(self.idle), False
+        if at < self.trigger_due or not waiting:
             return []
         commands: list[Command] = []
-        held_back = False
-        while len(self.idle) and self._room(now):
-            held_back = not self._paced(now, commands)
-            worker = None if held_back else self.idle.pick(lambda worker: self._can_take(worker, now.at), self._mass)
+        while waiting and self._room(t, t_decided):
+            held_back = not self._paced(at, t, queued, commands)
+            worker = None if held_back else self.idle.pick(lambda worker: self._can_take(worker, at), self._mass)
             if worker is None:
                 break
-            commands.append(SendTask(self._grant(worker, now, evaluations)))
-        if len(self.idle) and not held_back:
+            waiting -= 1
+            commands.append(SendTask(self._grant(worker, at, t, evaluations)))
+        if waiting and not held_back:
             self.pace.held_back = None  # workers wait for something else; a moment without waiting ones does not count
-            if self._room(now):
-                self.retry_due = min(self.retry_due, now.at + self.plan.retry_after_s)
+            if self._room(t, t_decided):
+                self.retry_due = min(self.retry_due, at + self.plan.retry_after_s)
         if self.scheduler.trigger_every_s:
-            self.trigger_due = now.at + self.scheduler.trigger_every_s
+            self.trigger_due = at + self.scheduler.trigger_every_s
         return commands
 
-    def _room(self, now: Progress) -> bool:
+    def _room(self, t: int, t_decided: int) -> bool:
         if not self.scheduler.group:
             return len(self.book.open) < self.plan.in_flight_max
-        return now.t == now.t_decided and len(self.book.open) + self.group.arrived < self.scheduler.quota
+        return t == t_decided and len(self.book.open) + self.group.arrived < self.scheduler.quota
 
-    def _paced(self, now: Progress, commands: list[Command]) -> bool:
+    def _paced(self, at: float, t: int, queued: int, commands: list[Command]) -> bool:
         """Under `pace`: may one more lease be granted? One that has held others back for too long is revoked."""
-        while not self.pace.admits(now.at, now.t, now.queued):
-            overdue = self.pace.overdue(now.at)
+        while not self.pace.admits(at, t, queued):
+            overdue = self.pace.overdue(at)
             if overdue is None:
                 return False
             commands.append(self.release(overdue, revoked=True))
@@ -150,10 +145,10 @@ class Dispatcher:
             return False
         return self.available(worker, at)
 
-    def _grant(self, worker: int, now: Progress, evaluations: Sequence[Evaluated]) -> Lease:
+    def _grant(self, worker: int, at: float, t: int, evaluations: Sequence[Evaluated]) -> Lease:
         device = self.device(worker)
         if self.scheduler.group:
-            self.group.granted(now.at)
-        gamma = self.scheduler.gamma(now.t, evaluations) if self.scheduler.gamma else None
+            self.group.granted(at)
+        gamma = self.scheduler.gamma(t, evaluations) if self.scheduler.gamma else None
         iterations = self.scheduler.local_iterations(self.speeds.of(device), self.speeds.fastest)
-        return self.book.grant(worker, device, now.t, now.at, now.at + self.plan.lease_s, iterations, gamma)
+        return self.book.grant(worker, device, t, at, at + self.plan.lease_s, iterations, gamma)

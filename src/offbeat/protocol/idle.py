@@ -32,7 +32,7 @@ class Idle:
         self._by_mass: list[tuple[float, int, int]] = []
 
     def __len__(self) -> int:
-        return len(self._pool) + len(self._ranked)
+        return len(self._pool.workers) + len(self._ranked)
 
     def __contains__(self, worker: int) -> bool:
         return worker in self._pool or worker in self._ranked
@@ -115,35 +115,35 @@ class WorkerSet:
     """A set of worker numbers with constant-time add, discard and indexing."""
 
     def __init__(self) -> None:
-        self._members = array("q")
+        self.workers = array("q")
         self._place = array("q")
 
     def __len__(self) -> int:
-        return len(self._members)
+        return len(self.workers)
 
     def __contains__(self, worker: int) -> bool:
         return worker < len(self._place) and self._place[worker] != NOWHERE
 
     def __getitem__(self, index: int) -> int:
-        return self._members[index]
+        return self.workers[index]
 
     def add(self, worker: int) -> None:
         if worker >= len(self._place):
             self._place.extend([NOWHERE] * (worker + 1 - len(self._place)))
         if self._place[worker] == NOWHERE:
-            self._place[worker] = len(self._members)
-            self._members.append(worker)
+            self._place[worker] = len(self.workers)
+            self.workers.append(worker)
 
     def discard(self, worker: int) -> None:
         """Take a worker out; one that is out stays out. The last member moves into the gap."""
         if worker not in self:
             return
-        gap, last = self._place[worker], self._members.pop()
+        gap, last = self._place[worker], self.workers.pop()
         if last != worker:
-            self._members[gap] = last
+            self.workers[gap] = last
             self._place[last] = gap
         self._place[worker] = NOWHERE
 
     def members(self) -> list[int]:
         """All members in the order of their indexes, which a snapshot must keep."""
-        return self._members.tolist()
+        return self.workers.tolist()

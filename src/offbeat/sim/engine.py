@@ -78,10 +78,11 @@ class Engine:
     def advance(self, handled_max: float = inf) -> list[Pending]:
         """Go on until the run is finished, has handled that many events, or needs a job: that is returned."""
         while not self.finished and self.handled < handled_max:
-            needed = self._needed()
+            evaluated = bool(self._evaluating) and self._evaluation_is_due()
+            needed = self.plane.awaited_evaluation(self._evaluating[0]) if evaluated else self._awaited_training()
             if needed is not None:
                 return [needed]
-            if self._evaluation_is_due():
+            if evaluated:
                 t = self._evaluating.popleft()
                 self.feed(messages.Evaluated(self.coordinator.at, t, self.plane.metrics(t)))
             elif self._now:
@@ -93,9 +94,8 @@ class Engine:
                 self._happen(heapq.heappop(self._heap)[2])
         return []
 
-    def _needed(self) -> Pending | None:
-        if self._evaluation_is_due():
-            return self.plane.awaited_evaluation(self._evaluating[0])
+    def _awaited_training(self) -> Pending | None:
+        """The training that must be done before the next step."""
         if self._now or self._over or not self._heap:
             return None
         happening = self._heap[0][2]
@@ -106,8 +106,6 @@ class Engine:
         return None
 
     def _evaluation_is_due(self) -> bool:
-        if not self._evaluating:
-            return False
         ahead = 0 if self._over or self.coordinator.needs_evaluation else EVALUATIONS_AHEAD
         return len(self._evaluating) > ahead
 
