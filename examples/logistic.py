@@ -45,7 +45,8 @@ def test_data() -> tuple[Vector, Vector]:
 
 def labels_of(features: Vector) -> Vector:
     """1 on one side of a plane, 0 on the other."""
-    return (features @ TRUTH + 1.0 > 0.0).astype(np.float64)
+    labels: Vector = (features @ TRUTH + 1.0 > 0.0).astype(np.float64)
+    return labels
 
 
 @dataclass

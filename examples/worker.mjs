@@ -13,12 +13,12 @@ const name = process.env.NAME ?? `${hostname()}-${device}`;
 const known = process.env.TOKEN ? { Authorization: `Bearer ${process.env.TOKEN}` } : {};
 const ours = { gamma: 0.2, rho: 0.01, batch_size: 20, local_passes: 1 }; // as examples/logistic.py has them
 let session = {};
-
 class Refused extends Error {
   constructor(status, said) {
     super(`${status} ${said.error ?? ""}: ${said.message ?? "no reason given"}. ${said.do ?? ""}`);
     Object.assign(this, { status, error: said.error, retryAfterS: said.retry_after_s });
-    this.temporary = [408, 425, 429].includes(status) || status >= 500 || said.error === "quarantined";
+    this.temporary = [408, 425, 429].includes(status) || status >= 500
+      || ["digest", "quarantined"].includes(said.error);
   }
 }
 
@@ -97,7 +97,7 @@ async function work(lease, joined) {
     }, model));
     console.log(`task ${lease.task}: mixed as epoch ${answer.t}, staleness ${answer.staleness}`);
   } catch (error) {
-    if (!(error instanceof Refused) || [401, 426].includes(error.status)) throw error;
+    if (![403, 404, 409, 410, 422].includes(error.status)) throw error;
     console.error(`task ${lease.task} is dropped: ${error.message}`);
     await call("DELETE", path); // else the same task would be leased again
   } finally {

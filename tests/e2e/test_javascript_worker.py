@@ -117,6 +117,18 @@ def test_two_workers_learn_what_neither_can_learn_alone(tmp_path: Path, data: Pa
 
 
 @with_node
+def test_workers_in_javascript_and_python_train_in_one_run(tmp_path: Path, data: Path) -> None:
+    with served(tmp_path, {"target": "accuracy>=0.95", "evaluate_every": 1, "epochs": 2000}) as running:
+        own = ["--device", "1", "--name", "py-1", "--dir", str(tmp_path / "work")]
+        command = [sys.executable, "-m", "offbeat", "work", str(tmp_path / "line.py"), "--server", running.url, *own]
+        with node(running.url, data, 0) as worker:
+            subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
+            ended(worker)
+        applied = {row.device for row in rows(running, "decided") if row.outcome == "applied"}
+    assert applied == {0, 1}
+
+
+@with_node
 @pytest.mark.parametrize(
     ("settings", "work"),
     [
@@ -179,12 +191,13 @@ def test_a_full_server_is_pushed_to_again_after_retry_after(tmp_path: Path, data
 
 @with_node
 def test_heartbeats_keep_the_lease_of_a_long_training(tmp_path: Path, data: Path) -> None:
-    long = {"lease_s": 1.2, "local_iterations": 100_000, "epochs": 1}
-    with served(tmp_path, long) as running, node(running.url, data, 0) as worker:
-        ended(worker)
-        (leased,), (decided,) = rows(running, "leased"), rows(running, "decided")
-        assert decided.at - leased.at > 1.2, "the training was too short to tell"
+    """A training that would last for hours; without heartbeats its lease would be over after two seconds."""
+    with served(tmp_path, {"lease_s": 2.0, "local_iterations": 10**9}) as running, node(running.url, data, 0):
+        until(lambda: rows(running, "leased"))
+        late = rows(running, "leased")[0].at + 3.0
+        until(lambda: running.status()["at_s"] > late or rows(running, "released"))
         assert rows(running, "released") == []
+        assert running.call("GET", "/v1/workers").json["workers"][0]["state"] == "working"
 
 
 @with_node
