@@ -103,6 +103,39 @@ def test_every_call_that_needs_a_right_says_who_is_refused() -> None:
             assert {"401", "403", "426"} <= set(operation["responses"])
 
 
+def described(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every field of every object, parameter and header, by where it stands."""
+    if isinstance(value, dict):
+        for kind in ("properties", "headers"):
+            yield from ((f"{name}/{field}", facts) for field, facts in value.get(kind, {}).items())
+        yield from ((f"{name}/{facts['name']}", facts) for facts in value.get("parameters", ()))
+        for key, inner in value.items():
+            yield from described(inner, f"{name}/{key}")
+
+
+def test_every_field_parameter_and_header_says_what_it_is() -> None:
+    found = list(described(DOCUMENT))
+    assert len(found) > 100
+    assert [name for name, facts in found if not facts.get("description")] == []
+
+
+def test_what_may_be_null_says_what_null_means() -> None:
+    nullable = {name: facts for name, facts in described(DOCUMENT) if "null" in facts.get("type", ())}
+    assert {"gamma", "local_iterations", "lease_s", "alpha_t", "device"} <= {n.rpartition("/")[2] for n in nullable}
+    assert [name for name, facts in nullable.items() if "null" not in facts["description"]] == []
+
+
+def test_joining_tells_the_settings_that_the_document_lists(running: Running) -> None:
+    listed = DOCUMENT["components"]["schemas"]["Joined"]["properties"]["settings"]["properties"]
+    assert set(listed) <= set(Worker(running, f"w{next(NAMES)}").joined["settings"])
+
+
+def test_it_says_that_an_update_is_a_whole_model() -> None:
+    for text in (DOCUMENT["info"]["description"], DOCUMENT["paths"]["/v1/tasks/{task}/update"]["put"]["description"]):
+        assert "whole model x_new" in text
+        assert "never a difference" in text
+
+
 def test_every_part_of_a_path_is_a_parameter() -> None:
     for _, path, operation in OPERATIONS.values():
         named = {p["name"] for p in operation.get("parameters", ()) if p["in"] == "path"}
