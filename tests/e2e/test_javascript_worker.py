@@ -22,6 +22,7 @@ from safetensors.numpy import load_file
 from tests.server.serving import Running, Worker, serving
 from tests.server.speaking import Line, put, until
 
+from offbeat.server.settings import AccessSettings
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import Row
 from offbeat.task import Task, Work, solve, start
@@ -243,11 +244,9 @@ def test_it_speaks_tls_and_shows_its_token(tmp_path: Path, data: Path) -> None:
         capture_output=True,
         timeout=PATIENCE_S,
     )
-    from offbeat.server.settings import Door
-
-    token, door = json.loads(made.stdout)["tokens"]["ward"], Door(tmp_path / "access")
+    token, access = json.loads(made.stdout)["tokens"]["ward"], AccessSettings(folder=tmp_path / "access")
     trusted = {"NODE_EXTRA_CA_CERTS": str(tmp_path / "access" / "ca.pem"), "TOKEN": token}
-    with serving(tmp_path, {"epochs": 3}, task=LOGISTIC.read_text(), door=door) as running:
+    with serving(tmp_path, {"epochs": 3}, task=LOGISTIC.read_text(), access=access) as running:
         assert running.url.startswith("https://")
         with node(running.url, data, 0, **trusted) as worker:
             assert "the run is finished: 3 epochs" in ended(worker)
