@@ -118,6 +118,12 @@ def test_rows_in_one_go_and_in_pieces_count_the_same(
     assert folded(recorded[seed], cuts) == folded(recorded[seed], [])
 
 
+def test_a_cut_after_any_row_counts_the_same(recorded: dict[int, Recorded]) -> None:
+    """Seed 1 has a worker that is given a task and leaves: its rows fall into one piece, or into two."""
+    whole = folded(recorded[1], [])
+    assert all(folded(recorded[1], [cut]) == whole for cut in range(recorded[1].ledger.newest()))
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rows_from_the_writer_count_like_rows_read_back(recorded: dict[int, Recorded], seed: int) -> None:
     fleet = FleetFold(verbose=recorded[seed].ledger.verbose)

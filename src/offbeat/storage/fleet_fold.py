@@ -209,7 +209,7 @@ class FleetFold:
         of, open_, leased_at = self.of, self.open, self.leased_at
         for sequence, at, task, number, device in rows:
             worker = of(number, device)
-            worker.answered = sequence
+            worker.answered = max(worker.answered, sequence)
             if at > worker.seen_at:
                 worker.seen_at = at
             if task not in open_:  # else it is the same lease, told again
