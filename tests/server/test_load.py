@@ -194,14 +194,17 @@ class Crowd:
                     return
                 if answer["state"] == "working":
                     await self.all_wait.wait()  # nobody's update ends the run before all have come
-                    await self.push(line, answer["lease"]["task"], session)
+                    pushed = await self.push(line, answer["lease"]["task"], session)
+                    if "error" in pushed:  # refused before its body was read: the server may have hung up
+                        line[1].close()
+                        line = await asyncio.open_connection(self.parts.hostname, self.parts.port)
         finally:
             line[1].close()
 
-    async def push(self, line: Any, task: int, session: str) -> None:
+    async def push(self, line: Any, task: int, session: str) -> Any:
         head = f"Offbeat-Digest: {self.digest}\r\nOffbeat-Samples: 1\r\nOffbeat-Gradients: 1\r\n"
         head += f"Content-Type: application/octet-stream\r\n{session}"
-        await self.request(line, "PUT", f"/v1/tasks/{task}/update", head, self.data, codes=("200", "409"))
+        return await self.request(line, "PUT", f"/v1/tasks/{task}/update", head, self.data, codes=("200", "409"))
 
     async def request(
         self,
