@@ -160,14 +160,14 @@ def test_with_one_of_three_nodes_killed_the_bits_are_the_same(
 ) -> None:
     """The node is killed in the middle of a training; models travel with the calls, or are in the object store."""
     monkeypatch.setattr(remote_jobs, "SMALL_BYTES_MAX", small_max)
-    settings = {**SETTINGS, "local_passes": 10}
+    settings = {**SETTINGS, "local_passes": 10, "epochs": 150}
     inline = offbeat.simulate("digits", executor="inline", **settings).summary
     nodes.are(3)
     seen: list[int] = []
 
     def kill_on_the_way(simulation: Simulation) -> None:
         t = simulation.coordinator.t
-        if not seen and t >= 20 and nodes.last_trains():
+        if not seen and t >= 5 and nodes.last_trains():
             nodes.kill_one()
             seen.append(t)
 
