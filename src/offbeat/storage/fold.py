@@ -50,7 +50,8 @@ class Feed(NamedTuple):
         latest = [name if name in self.latest_per else f"max({name})" for name in self.columns]
         columns = ", ".join(latest if self.latest_per else self.columns)
         order = f"GROUP BY {', '.join(self.latest_per)}" if self.latest_per else "ORDER BY sequence"
-        return f"SELECT {columns} FROM events WHERE kind IN ({kinds}) AND sequence > ? AND sequence <= ? {order}"  # noqa: S608 (text of this file)
+        table = "chatter" if set(self.kinds) <= set(CHATTER) else "events"
+        return f"SELECT {columns} FROM {table} WHERE kind IN ({kinds}) AND sequence > ? AND sequence <= ? {order}"  # noqa: S608 (text of this file)
 
 
 def _feed(kinds: str, columns: str, latest_per: str = "") -> Feed:

@@ -1,7 +1,10 @@
 """Owns the ledger: everything that happened in a run, in order, in one SQLite file; simulated and served alike.
 
 Rules kept here:
-- Append-only. The one way back is `truncate_after`, with which a run returns to the moment of its checkpoint.
+- Append-only. The one way back is `truncate_after`, with which a run returns to the moment of its checkpoint, and which
+  leaves a row that says so.
+- Rows of two kinds share one order: what lasts (`events`) is chained, a digest per commit (`chain.py`); what only a redo
+  needs (`chatter`) is not, and goes when no redo needs it any more. A ledger of schema 1 has one table and no chain.
 - Rows wait in memory and are written many in one transaction; `flush` writes them now. Readers see all rows up to the
   last transaction, also while another process writes (WAL).
 - Not durable: what was flushed survives the death of the process, not a power cut. Durable: both.
@@ -15,10 +18,11 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.protocol.messages import Command, Decision, Evaluated, Event
+from offbeat.storage.chain import GENESIS, RowPacker, linked, row_packer
 from offbeat.storage.disk import aside
 from offbeat.storage.rows import (
     KINDS,
@@ -31,34 +35,58 @@ from offbeat.storage.rows import (
     lasting_rows,
     lost_row,
     read,
+    truncated_row,
 )
 
-SCHEMA = 1
-CHATTER = ("requested", "request_ended", "heartbeat", "time_passed", "mixed")
+SCHEMA = 2
+UNCHAINED_SCHEMA = 1
+"""Of the versions before there was a chain: read, and gone on with, as it is."""
+CHATTER = ("requested", "request_ended", "heartbeat", "time_passed")
 """Kinds of rows that only a redo needs: an idle fleet makes many of them."""
+NO_ROW = 2**63 - 1
+"""Beyond every row."""
 BUFFER_ROWS = 5_000
 """Rows that wait in memory for one transaction."""
 PAGE_ROWS = 5_000
 """Rows that a reader holds at a time; no transaction stays open between two pages."""
 
-_TABLES = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE events (
+_COLUMNS = """(
     sequence INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL,
     task INTEGER, worker INTEGER, device INTEGER, number INTEGER, t INTEGER, tau INTEGER, staleness INTEGER,
     outcome TEXT, keep REAL, new REAL, base REAL, publish INTEGER, samples INTEGER, gradients INTEGER,
     local_iterations INTEGER, gamma REAL, granted_at REAL, deadline REAL, finite INTEGER, distance REAL,
     decision INTEGER, detail TEXT
-);
+)"""
+_TABLES = f"""
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE events {_COLUMNS};
 CREATE INDEX events_by_kind ON events (kind);
 CREATE INDEX events_by_task ON events (task) WHERE task IS NOT NULL;
+CREATE TABLE chatter {_COLUMNS};
+CREATE VIEW everything AS SELECT * FROM events UNION ALL SELECT * FROM chatter;
+CREATE TABLE commits (last INTEGER PRIMARY KEY, head BLOB NOT NULL);
 """
+_KINDS_OF_CHATTER = ", ".join(f"'{kind}'" for kind in CHATTER)
+_UNCHAINED_VIEWS = f"""
+CREATE TEMP VIEW everything AS SELECT * FROM events;
+CREATE TEMP VIEW chatter AS SELECT * FROM events WHERE kind IN ({_KINDS_OF_CHATTER});
+CREATE TEMP VIEW commits AS SELECT 0 AS last, x'' AS head WHERE 0;
+"""  # noqa: S608 (text from above)
 
 Observer = Callable[[Sequence[NewRow], int, float], None]
 """Hears which rows were committed, the sequence number of the last, and how long that took; must not block."""
 
-_INSERTS: dict[RowShape, str] = {}
-"""The statement that writes a row of each shape, made when the first one is written."""
+
+class RowWriter(NamedTuple):
+    """How rows of one shape are written: the statement, and their bytes in the chain, if they are in it."""
+
+    statement: str
+    chained: RowPacker | None
+
+
+_WRITERS: dict[RowShape, RowWriter] = {}
+_UNCHAINED_WRITERS: dict[RowShape, RowWriter] = {}
+"""Those of ledgers with and without a chain, made when they are first needed."""
 
 
 class Ledger:
@@ -70,9 +98,16 @@ class Ledger:
         self.path, self.read_only = path, read_only
         self._observers = observers
         self._connection = connection
-        self.verbose = self._meta()["verbose"] == "1"
+        meta = self._meta()
+        self.verbose, self.chained = meta["verbose"] == "1", meta["schema"] != str(UNCHAINED_SCHEMA)
+        if not self.chained:
+            connection.executescript(_UNCHAINED_VIEWS)
         self._rows_of = every_row if self.verbose else lasting_rows
         self._waiting: list[NewRow] = []
+        self.head, self._last = GENESIS, 0
+        """The digest over all lasting rows, and the newest row; a reader asks `head_at` and `newest`."""
+        if not read_only:
+            self.head, self._last = self.head_at(NO_ROW), self.newest()
 
     @classmethod
     def create(
@@ -145,24 +180,42 @@ class Ledger:
         return self.newest()
 
     def truncate_after(self, sequence: int) -> None:
-        """Forget everything that was recorded after this mark."""
+        """Forget everything that was recorded after this mark; where that was something, a row tells of it."""
         newest = self.mark()
         if newest < sequence:
             raise InvalidValue(
                 f"{self.path} ends at row {newest} but its checkpoint was taken at row {sequence}: "
                 "rows were lost; start the run anew in another folder"
             )
-        with _explained(f"cannot write to the ledger {self.path}"):
-            self._connection.execute("DELETE FROM events WHERE sequence > ?", (sequence,))
+        if newest == sequence:
+            return
+        self._forget_after(sequence)
+        if self.chained:
+            dropped, self.head, self._last = self.head, self.head_at(sequence), sequence
+            at = self.select("SELECT coalesce(max(at), 0) FROM everything WHERE sequence = ?", (sequence,))[0][0]
+            self._waiting.append(truncated_row(float(at), newest - sequence, dropped.hex()))
+            self.flush()
+
+    def _forget_after(self, sequence: int) -> None:
+        with _explained(f"cannot write to the ledger {self.path}"), self._transaction() as execute:
+            execute("DELETE FROM events WHERE sequence > ?", (sequence,))
+            if self.chained:
+                execute("DELETE FROM chatter WHERE sequence > ?", (sequence,))
+                execute("DELETE FROM commits WHERE last > ?", (sequence,))
 
     def forget_chatter(self, until: int) -> bool:
         """Remove a page of rows, up to this mark, that no redo needs any more; false where there are none left."""
         self.flush()
-        kinds = ", ".join(f"'{kind}'" for kind in CHATTER)
-        which = f"SELECT sequence FROM events WHERE kind IN ({kinds}) AND sequence <= ? LIMIT {PAGE_ROWS}"  # noqa: S608
+        table = "chatter" if self.chained else "events"
+        which = f"SELECT sequence FROM chatter WHERE sequence <= ? LIMIT {PAGE_ROWS}"  # noqa: S608
         with _explained(f"cannot write to the ledger {self.path}"):
-            cursor = self._connection.execute(f"DELETE FROM events WHERE sequence IN ({which})", (until,))  # noqa: S608
+            cursor = self._connection.execute(f"DELETE FROM {table} WHERE sequence IN ({which})", (until,))  # noqa: S608
         return cursor.rowcount > 0
+
+    def head_at(self, sequence: int) -> bytes:
+        """The head of the chain when this was the newest row."""
+        found = self.select("SELECT head FROM commits WHERE last <= ? ORDER BY last DESC LIMIT 1", (sequence,))
+        return bytes(found[0][0]) if found else GENESIS
 
     def latest_applied(self, count: int, until: int) -> list[Decision]:
         """The last `count` applied decisions whose number is at most `until`."""
@@ -214,7 +267,7 @@ class Ledger:
             _refuse_unknown(kind)
         self.flush()
         where, values = ("WHERE kind = ?", (kind,)) if kind else ("", ())
-        return int(self.select(f"SELECT count(*) FROM events {where}", values)[0][0])  # noqa: S608 (text from above)
+        return int(self.select(f"SELECT count(*) FROM {_table_of(kind)} {where}", values)[0][0])  # noqa: S608 (text from above)
 
     def decisions(self) -> Iterator[Decision]:
         """Every decision in the order in which they were made, with the coefficients that were applied."""
@@ -227,25 +280,39 @@ class Ledger:
 
     def _write(self, rows: list[NewRow]) -> int:
         """Answers the sequence number of the last one."""
-        cursor = self._connection.cursor()
-        execute = cursor.execute
+        head, sequence, lasting = self.head, self._last, list[bytes]()
+        writers = _WRITERS if self.chained else _UNCHAINED_WRITERS
+        with self._transaction() as execute:
+            for shape, values in rows:
+                sequence += 1
+                writer = writers.get(shape) or _new_writer(shape, chained=self.chained)
+                execute(writer.statement, (sequence, *values))
+                if writer.chained is not None:
+                    lasting.append(writer.chained(sequence, values))
+            if lasting:
+                head = linked(head, lasting)
+                execute("INSERT INTO commits VALUES (?, ?)", (sequence, head))
+        self.head, self._last = head, sequence
+        return sequence
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Callable[..., object]]:
+        """All of it is written, or nothing."""
+        execute = self._connection.cursor().execute
         execute("BEGIN IMMEDIATE")
         try:
-            for shape, values in rows:
-                execute(_INSERTS.get(shape) or _insert(shape), values)
-            last = cursor.lastrowid or 0
+            yield execute
             execute("COMMIT")
         except BaseException:
             if self._connection.in_transaction:
                 execute("ROLLBACK")
             raise
-        return last
 
     def _pages(self, asked: dict[str, Any], after: int, limit: int | None) -> Iterator[Row]:
         self.flush()
         newest = self.newest()
-        where = " AND ".join(f"{name} = ?" for name in asked) + " AND " * bool(asked)
-        query = f"SELECT * FROM events WHERE {where} sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?"  # noqa: S608
+        table, where = _table_of(asked.get("kind")), " AND ".join(f"{name} = ?" for name in asked) + " AND " * bool(asked)
+        query = f"SELECT * FROM {table} WHERE {where} sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?"  # noqa: S608
         while limit is None or limit > 0:
             size = PAGE_ROWS if limit is None else min(PAGE_ROWS, limit)
             page = self.select(query, (*asked.values(), after, newest, size))
@@ -256,11 +323,12 @@ class Ledger:
 
     def newest(self) -> int:
         """The sequence number of the newest row that is written."""
-        return int(self.select("SELECT coalesce(max(sequence), 0) FROM events")[0][0])
+        tables = ("events", "chatter") if self.chained else ("events",)
+        return max(int(self.select(f"SELECT coalesce(max(sequence), 0) FROM {table}")[0][0]) for table in tables)  # noqa: S608
 
     def _meta(self) -> dict[str, str]:
         found = dict(self._connection.execute("SELECT name, value FROM meta"))
-        if found.get("schema") != str(SCHEMA):
+        if found.get("schema") not in (str(UNCHAINED_SCHEMA), str(SCHEMA)):
             raise InvalidValue(
                 f"{self.path} is a ledger of schema {found.get('schema')} and this version of Offbeat reads {SCHEMA}; "
                 "use the version that wrote it, or start a new run"
@@ -273,10 +341,17 @@ class Ledger:
             return self._connection.execute(query, values).fetchall()
 
 
-def _insert(shape: RowShape) -> str:
+def _table_of(kind: str | None) -> str:
+    return "everything" if kind is None else "chatter" if kind in CHATTER else "events"
+
+
+def _new_writer(shape: RowShape, *, chained: bool) -> RowWriter:
+    table = _table_of(shape.kind) if chained else "events"
     names, values = ", ".join(shape.columns), ", ?" * len(shape.columns)
-    statement = f"INSERT INTO events (kind, {names}) VALUES ('{shape.kind}'{values})"  # noqa: S608 (names from rows.py)
-    return _INSERTS.setdefault(shape, statement)
+    statement = f"INSERT INTO {table} (sequence, kind, {names}) VALUES (?, '{shape.kind}'{values})"  # noqa: S608 (names from rows.py)
+    lasts = chained and shape.kind not in CHATTER
+    writer = RowWriter(statement, row_packer(shape) if lasts else None)
+    return (_WRITERS if chained else _UNCHAINED_WRITERS).setdefault(shape, writer)
 
 
 def _make(path: Path, meta: dict[str, str]) -> None:

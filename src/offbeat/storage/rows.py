@@ -60,7 +60,7 @@ KINDS = (
     *("fleet_joined", "joined", "left", "returned", "requested", "request_ended", "heartbeat", "arrived", "mixed"),
     *("published", "restarted", "bad_update", "barred", "quarantined", "readmitted"),
     *("lost", "evaluated", "time_passed", "leased", "released", "decided", "busy", "unknown", "not_yours", "repeated"),
-    "finished",
+    *("finished", "truncated"),
 )
 
 
@@ -130,6 +130,7 @@ _REFUSED = _shapes("decided", _DECISION)
 _APPLIED = _shapes("decided", f"{_DECISION} keep new base publish")
 _LOST = _shape("lost", "at task decision")
 _FINISHED = _shape("finished", "at detail")
+_TRUNCATED = _shape("truncated", "at detail")
 _ANSWERED = {
     Outcome.BUSY.value: _shape("busy", "at task worker outcome"),
     Outcome.UNKNOWN_TASK.value: _shape("unknown", "at task worker outcome"),
@@ -198,7 +199,8 @@ def _answered(command: messages.AnswerPush, at: float) -> NewRow:
     facts = (decision.at, decision.t, decision.staleness, outcome, samples, gradients, decision.sequence)
     if mix is None:
         return NewRow(_REFUSED[len(lease) > LEASE_COLUMNS], facts + lease)
-    coefficients = (float(mix.keep), float(mix.new), float(mix.base), 1 if mix.publish else 0)
+    # + 0.0 makes 0.0 of -0.0, as SQLite does: the chain is over what it gives back
+    coefficients = (float(mix.keep) + 0.0, float(mix.new) + 0.0, float(mix.base) + 0.0, 1 if mix.publish else 0)
     return NewRow(_APPLIED[len(lease) > LEASE_COLUMNS], facts + coefficients + lease)
 
 
@@ -207,12 +209,17 @@ def lost_row(at: float, task: int, decision: int) -> NewRow:
     return NewRow(_LOST, (at, task, decision))
 
 
+def truncated_row(at: float, rows: int, head: str) -> NewRow:
+    """A run went back to its checkpoint: so many rows after it are gone, the last of which had this head."""
+    return NewRow(_TRUNCATED, (at, _detail(rows=rows, head=head)))
+
+
 def _of_lease(lease: Lease) -> tuple[object, ...]:
     who = (lease.task, lease.worker, lease.device, lease.number, lease.tau, lease.granted_at, lease.deadline)
     if lease.local_iterations is None and lease.gamma is None:
         return who
     iterations = None if lease.local_iterations is None else int(lease.local_iterations)
-    return (*who, iterations, None if lease.gamma is None else float(lease.gamma))
+    return (*who, iterations, None if lease.gamma is None or isnan(lease.gamma) else float(lease.gamma))
 
 
 def _detail(**facts: object) -> str:

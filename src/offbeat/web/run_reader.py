@@ -23,7 +23,7 @@ from offbeat.storage.run_folder import LEDGER, SETTINGS, SUMMARY, RunFolder, Sta
 
 REFRESH_S = 1.0
 """A run is looked at again after this long at the earliest."""
-ROW = "SELECT sequence, at, kind FROM events"
+ROW = "SELECT sequence, at, kind FROM everything"
 
 Stamp = tuple[int, ...]
 """Tells a file's states apart."""

@@ -1,0 +1,100 @@
+"""Owns the chain over the ledger: one digest per commit, over the commit's lasting rows and the digest before it.
+
+Rules kept here:
+- A row is hashed as canonical bytes that depend only on what SQLite gives back: its sequence number, its kind, which
+  columns it has, and their values. So the bytes of a row just made and of a row read back are the same.
+- Integers are 8 bytes, reals are IEEE doubles, texts have their length before them: no two rows share their bytes.
+- A whole chain shows that no row in it was changed, removed, added or moved. That nothing is missing at its end is shown
+  by the head, which is kept in other places too: checkpoints, the file `head`, acknowledgements, workers' journals.
+"""
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from math import isnan
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from offbeat.storage.rows import Row, RowShape
+
+GENESIS = bytes(32)
+"""The head of a chain without commits."""
+REAL = frozenset({"at", "keep", "new", "base", "gamma", "granted_at", "deadline", "distance"})
+TEXT = frozenset({"outcome", "detail"})
+MAY_BE_NAN = "distance"
+COLUMNS = tuple(name for name in Row._fields if name not in ("sequence", "kind"))
+_PLACE = {name: place for place, name in enumerate(COLUMNS)}
+_LENGTH = struct.Struct("<I")
+
+RowPacker = Callable[[int, Sequence[Any]], bytes]
+"""Makes the canonical bytes of a row from its sequence number and its values."""
+
+
+class ChainBroken(NamedTuple):
+    """Where a chain does not hold: the rows that one commit should have."""
+
+    first: int
+    last: int
+    why: str
+
+
+def row_packer(shape: RowShape) -> RowPacker:
+    """Makes the canonical bytes of rows of this shape as they are made; SQLite keeps None and NaN alike, as nothing."""
+    whole = _packer(shape.kind, shape.columns)
+
+    def partial(sequence: int, values: Sequence[Any]) -> bytes:
+        there = [(name, value) for name, value in zip(shape.columns, values, strict=True) if _is_stored(value)]
+        return _packer(shape.kind, tuple(name for name, _ in there))(sequence, [value for _, value in there])
+
+    def packed(sequence: int, values: Sequence[Any]) -> bytes:
+        try:
+            return whole(sequence, values)
+        except (struct.error, AttributeError):  # None is among them
+            return partial(sequence, values)
+
+    return partial if MAY_BE_NAN in shape.columns else packed
+
+
+def _is_stored(value: Any) -> bool:
+    return value is not None and not (isinstance(value, float) and isnan(value))
+
+
+def stored_bytes(stored: Sequence[Any]) -> bytes:
+    """The canonical bytes of a row as SQLite gives it: all columns in the order of `Row`."""
+    sequence, at, kind, *rest = stored
+    values = [at, *rest]
+    there = [place for place, value in enumerate(values) if value is not None]
+    return _packer(kind, tuple(COLUMNS[place] for place in there))(sequence, [values[place] for place in there])
+
+
+def linked(head: bytes, rows: Iterable[bytes]) -> bytes:
+    """The head after a commit of these rows."""
+    digest = hashlib.sha256(head)
+    for row in rows:
+        digest.update(row)
+    return digest.digest()
+
+
+@cache
+def _packer(kind: str, columns: tuple[str, ...]) -> RowPacker:
+    """Columns may come in any order; the bytes have them in the order of the table, numbers before texts."""
+    order = sorted(range(len(columns)), key=lambda place: _PLACE[columns[place]])
+    numbers = [place for place in order if columns[place] not in TEXT]
+    texts = [place for place in order if columns[place] in TEXT]
+    pack = struct.Struct("<q" + "".join("d" if columns[place] in REAL else "q" for place in numbers)).pack
+    mask = sum(1 << _PLACE[name] for name in columns)
+    prefix = kind.encode() + b"\0" + mask.to_bytes(4, "little")
+    pick = itemgetter(*numbers) if len(numbers) > 1 else lambda values: tuple(values[place] for place in numbers)
+
+    if not texts:
+        return lambda sequence, values: prefix + pack(sequence, *pick(values))
+
+    def packed(sequence: int, values: Sequence[Any]) -> bytes:
+        parts = [prefix, pack(sequence, *pick(values))]
+        for place in texts:
+            text = values[place].encode()
+            parts += (_LENGTH.pack(len(text)), text)
+        return b"".join(parts)
+
+    return packed
