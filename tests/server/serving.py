@@ -147,6 +147,7 @@ def serving(
     task: str = TASK,
     access: AccessSettings | None = None,
     drop_damaged: bool = False,
+    accept_loss: bool = False,
     log_events: str | None = None,
 ) -> Iterator[Running]:
     """A server of a task whose text is given; the run is in folder/run, and a second time it goes on."""
@@ -161,6 +162,7 @@ def serving(
         access or AccessSettings(),
         drop_damaged=drop_damaged,
         log_events=log_events,
+        accept_loss=accept_loss,
     )
     loop = asyncio.new_event_loop()
     try:

@@ -63,7 +63,7 @@ def test_an_interrupted_run_ends_with_the_bits_of_an_uninterrupted_one(
     assert resumed.ledger == whole.ledger
     assert resumed.metrics == whole.metrics
     rows = [list(RunFolder.open(tmp_path / name).ledger().rows()) for name in ("run", "whole")]
-    assert [row[1:] for row in rows[0]] == [row[1:] for row in rows[1]]
+    assert [row[1:] for row in rows[0] if row.kind != "truncated"] == [row[1:] for row in rows[1]]
 
 
 def _go(simulation: Simulation, handled: int) -> None:

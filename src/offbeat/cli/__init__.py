@@ -126,6 +126,7 @@ def simulate(**options: Any) -> None:
 @click.option("--insecure", is_flag=True, help="Allow other machines to connect without TLS and tokens.")
 @click.option("--init", "x_0", type=FILE, help="Start a new run from this model (safetensors).")
 @click.option("--drop-damaged", is_flag=True, help="Resume without acknowledged updates whose files are damaged.")
+@click.option("--accept-loss", is_flag=True, help="Resume although rows of the ledger are missing, and record that.")
 @click.option("--exit-when-finished", is_flag=True, help="Exit after the last epoch instead of serving the result.")
 @click.option("--log-events", metavar="FILE", help="Log every event as a line of JSON; - is standard error.")
 @TRACK

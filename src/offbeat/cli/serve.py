@@ -32,6 +32,7 @@ def serve(
     insecure: bool,
     x_0: Path | None,
     drop_damaged: bool,
+    accept_loss: bool,
     exit_when_finished: bool,
     log_events: str | None,
     track: tuple[str, ...],
@@ -55,6 +56,7 @@ def serve(
         drop_damaged,
         exit_when_finished,
         log_events=log_events,
+        accept_loss=accept_loss,
         extend=furnish,
     )
     tracking = Following(options.folder, track) if track else None

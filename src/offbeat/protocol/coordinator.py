@@ -103,6 +103,8 @@ class Coordinator:
                 self.idle.discard(event.worker)
             case messages.ServerRestarted():
                 self.dispatcher.renew(self.at)
+            case messages.LossAccepted():
+                self._go_on_without(event)
             case messages.BadUpdateArrived():
                 self._bad_arrived(event)
             case messages.WorkerBarred():
@@ -272,6 +274,13 @@ class Coordinator:
         before, self.t = self.t, t
         if t // self.plan.evaluate_every > before // self.plan.evaluate_every:
             self._evaluate()
+
+    def _go_on_without(self, lost: messages.LossAccepted) -> None:
+        self.book.tasks = max(self.book.tasks, lost.tasks)
+        if lost.dropped:
+            self.mixed += lost.dropped
+            self.t_decided = self.t
+            self.group.over()
 
     # --- time --------------------------------------------------------------------------------------------------------
 

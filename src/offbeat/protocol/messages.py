@@ -134,6 +134,18 @@ class ServerRestarted:
 
 
 @dataclass(frozen=True, slots=True)
+class LossAccepted:
+    """Rows of the ledger are missing or changed, and an operator has decided to go on without them."""
+
+    at: float
+    tasks: int
+    """Up to here, numbers of tasks may have been given out: none of them is given out again."""
+    dropped: int
+    """Updates that were decided on and not mixed, and whose decisions are gone."""
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class HeartbeatArrived:
     at: float
     task: int
@@ -217,7 +229,7 @@ class TimePassed:
 
 OfWorker = WorkerJoined | WorkerLeft | TaskRequested | RequestEnded | WorkerBarred | WorkerReadmitted
 OfTask = LeaseReturned | HeartbeatArrived | UpdateArrived | BadUpdateArrived
-OfRun = FleetJoined | ServerRestarted | UpdateMixed | VersionPublished | Evaluated | TimePassed
+OfRun = FleetJoined | ServerRestarted | LossAccepted | UpdateMixed | VersionPublished | Evaluated | TimePassed
 Event = OfWorker | OfTask | OfRun
 
 

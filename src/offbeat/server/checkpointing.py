@@ -94,7 +94,8 @@ class Checkpointer:
         return bool(c.scheduler.group) and c.t != c.t_decided
 
     def _taken(self) -> Checkpoint:
-        return Checkpoint(self._ledger.mark(), snapshot(self._coordinator, answers=False), *self.stood)
+        mark = self._ledger.mark()
+        return Checkpoint(mark, snapshot(self._coordinator, answers=False), *self.stood, self._ledger.head.hex())
 
     # --- on the writer's thread --------------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ async def push(request: web.Request) -> web.Response:
     head = _head(request, context)
     found = await _early(context, head)
     if not isinstance(found, Lease):
-        return _acknowledged(found)
+        return _acknowledged(context, found)
     uploads = request.app[UPLOADS]
     if head.task not in uploads and len(uploads) >= context.limits.uploads_max:
         raise Refusal("not_now", "too many uploads are under way", retry_after_s=context.settings.retry_after_s)
@@ -56,7 +56,7 @@ async def push(request: web.Request) -> web.Response:
     finally:
         uploads.leave(head.task)
     _note_metrics(context, head, found)
-    return _acknowledged(found)
+    return _acknowledged(context, found)
 
 
 async def _taken_in(request: web.Request, context: ServerContext, head: Head, lease: Lease) -> AnswerPush:
@@ -201,7 +201,8 @@ def _note_metrics(context: ServerContext, head: Head, found: AnswerPush) -> None
         context.reports.add(decision.lease.tau, decision.samples, metrics)
 
 
-def _acknowledged(found: AnswerPush) -> web.Response:
+def _acknowledged(context: ServerContext, found: AnswerPush) -> web.Response:
+    """The answer; the head of the ledger's chain in it covers this decision and all before it."""
     if found.outcome is not Outcome.APPLIED:
         raise _refused(found)
     decision = found.decision
@@ -209,7 +210,7 @@ def _acknowledged(found: AnswerPush) -> web.Response:
         raise AssertionError("an applied update has a decision")
     body: dict[str, Any] = {"task": found.task, "outcome": found.outcome.value, "t": decision.t}
     body |= {"tau": decision.lease.tau, "staleness": decision.staleness, "alpha_t": decision.mix.new}
-    return answer(body | {"repeated": found.repeated})
+    return answer(body | {"repeated": found.repeated, "head": context.run.ledger.head.hex()})
 
 
 def _refused(found: AnswerPush) -> Refusal:

@@ -13,10 +13,21 @@ from collections.abc import Callable
 from offbeat.errors import InvalidValue, InvariantBroken, OffbeatError
 from offbeat.method import Method
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.messages import Command, Decision, Event, MixUpdate, PublishVersion, UpdateMixed, VersionPublished
+from offbeat.protocol.messages import (
+    Command,
+    Decision,
+    Event,
+    LossAccepted,
+    MixUpdate,
+    PublishVersion,
+    UpdateMixed,
+    VersionPublished,
+)
+from offbeat.server.continuity import LedgerLoss, LedgerLost, loss_of
 from offbeat.server.mixer import Mixer, MixOrder, published_by
 from offbeat.server.update_store import UpdateStore
 from offbeat.storage.checkpoints import Checkpoint, Checkpoints
+from offbeat.storage.head_file import LedgerHead
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import as_arrival, as_decision, as_event
 from offbeat.wire import BadPayload
@@ -41,14 +52,23 @@ def recover(
     method: Method,
     mixer_of: Callable[[Checkpoint], Mixer],
     *,
+    told: LedgerHead | None = None,
     drop_damaged: bool = False,
+    accept_loss: bool = False,
 ) -> "Redo":
-    """Redo the run from the newest checkpoint that is whole."""
+    """Redo the run from the newest checkpoint that is whole; `told` is how far the ledger had come, if known."""
     checkpoint = checkpoints.newest()
+    loss = loss_of(ledger, checkpoint, told)
+    if loss is not None:
+        if not accept_loss:
+            raise LedgerLost(ledger, loss)
+        ledger.truncate_after(loss.holds)
     decided = ledger.latest_decisions(method.plan.answers_kept, checkpoint.mark)
     coordinator = method.restored(checkpoint.state, decided)
     redo = Redo(coordinator, mixer_of(checkpoint), updates, ledger, checkpoint.mark, drop_damaged=drop_damaged)
     redo.run()
+    if loss is not None:
+        redo.accept(loss)
     checkpoints.remove_after(checkpoint.mark)
     return redo
 
@@ -81,6 +101,16 @@ class Redo:
             event = as_event(row)
             if event is not None:
                 self._redo(event)
+
+    def accept(self, loss: LedgerLoss) -> None:
+        """Go on without what is missing: no number of a row or a task is used twice. The next flush records it."""
+        c, dropped = self.coordinator, 0
+        if loss.holds < self.mark:  # the decisions that the checkpoint's queue consists of may be among what is missing
+            dropped = c.queued
+            self.waiting.clear()
+        self.ledger.go_on_after(loss.row)
+        event = LossAccepted(c.at, max({loss.tasks, *self.updates.tasks()}), dropped, loss.what)
+        self.ledger.record(event, c.handle(event))
 
     def _redo(self, event: Event) -> None:
         if isinstance(event, VersionPublished):

@@ -2,6 +2,7 @@
 
     settings.json, ledger.sqlite, summary.json, x.safetensors    as in every run's folder
     layout.json                                                  the shape of the model
+    ledger.head                                                  how far the ledger has come
     updates/                                                     what workers pushed: the redo log
     checkpoints/                                                 the newest two
     versions/                                                    where the rule uses x_tau
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from pathlib import Path
 
@@ -30,12 +32,13 @@ from offbeat.protocol.snapshot import snapshot
 from offbeat.server.checkpointing import ROOM, Checkpointer, applied_of
 from offbeat.server.driver import Driver, Outside
 from offbeat.server.mixer import Mixed, Mixer
-from offbeat.server.recovery import recover
+from offbeat.server.recovery import Redo, recover
 from offbeat.server.settings import ServerSettings
 from offbeat.server.update_store import NO_LIMIT, UpdateStore
 from offbeat.server.version_store import VersionGone, VersionStore
 from offbeat.storage.checkpoints import Checkpoint, Checkpoints
 from offbeat.storage.disk import Disk
+from offbeat.storage.head_file import HeadFile, read_head
 from offbeat.storage.ledger import Ledger, Observer
 from offbeat.wire import unload
 
@@ -66,6 +69,7 @@ class ServedRun:
         observers: Observers | None = None,
         disk: Disk | None = None,
         drop_damaged: bool = False,
+        accept_loss: bool = False,
     ) -> None:
         """Go on with the run in this folder, which `begin` made; nothing moves before `start`."""
         self.disk, observers = disk or Disk(), observers or Observers()
@@ -78,13 +82,14 @@ class ServedRun:
             on_disk=method.needs_versions,
             bytes_max=limits.versions_bytes_max,
         )
-        file = folder / "ledger.sqlite"
-        to_disk: Observer = lambda *_: self.disk.committed(file)  # noqa: E731
-        self.ledger = Ledger.open(file, durable=True, observers=(to_disk, *observers.on_written))
+        self._file = folder / "ledger.sqlite"
+        self.ledger = Ledger.open(self._file, durable=True, observers=(self._committed, *observers.on_written))
         self.updater = Updater(limits.updater_threads)
         self.updater.warm()
         self._stopping = threading.Event()
-        self._recover(folder, method, limits, outside, observers, drop_damaged=drop_damaged)
+        self._head_file: HeadFile | None = None
+        redo = partial(recover, told=read_head(folder), drop_damaged=drop_damaged, accept_loss=accept_loss)
+        self._recover(folder, method, limits, outside, observers, redo)
 
     @staticmethod
     def begin(folder: Path, x_0: Model, method: Method, disk: Disk) -> None:
@@ -115,16 +120,16 @@ class ServedRun:
         limits: ServerSettings,
         outside: Outside,
         observers: Observers,
-        *,
-        drop_damaged: bool,
+        redo: Callable[..., Redo],
     ) -> None:
         def mixer_of(found: Checkpoint) -> Mixer:
             places = (self.updates.mapped, self.versions.of, self._pass_done, observers.on_pass)
             return Mixer(found.w, found.x, self.updater, *places)
 
         checkpoints = Checkpoints(folder / "checkpoints", self.layout, self.disk)
-        found = recover(checkpoints, self.ledger, self.updates, method, mixer_of, drop_damaged=drop_damaged)
+        found = redo(checkpoints, self.ledger, self.updates, method, mixer_of)
         self.coordinator, self.mixer, self._waiting = found.coordinator, found.mixer, found.waiting
+        self._head_file = HeadFile(folder, self.disk)
         self.updates.tidy({d.lease.task for d in applied_of(self.ledger, self.updates.tasks())})
         self.versions.add(self.coordinator.t, self.mixer.x)
         self.checkpointer = Checkpointer(
@@ -135,6 +140,12 @@ class ServedRun:
         for decision in found.lost:
             self.ledger.record_lost(self.driver.clock.now(), decision.lease.task, decision.sequence)
         self.ledger.flush()
+
+    def _committed(self, _rows: object, last: int, _seconds: float) -> None:
+        """Rows are on the disk: note how far the ledger has come."""
+        self.disk.committed(self._file)
+        if self._head_file is not None:
+            self._head_file.note(last, self.ledger.head, self.coordinator.book.tasks)
 
     def start(self) -> None:
         """Let time go on: no worker waits any more, and every open lease has its time anew."""
@@ -153,6 +164,8 @@ class ServedRun:
         self.checkpointer.close(failed=self.driver.failure is not None)
         self.updater.close()
         self.ledger.close()
+        if self._head_file is not None:
+            self._head_file.close()
 
     # --- pushes ------------------------------------------------------------------------------------------------------
 

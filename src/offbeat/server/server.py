@@ -86,6 +86,7 @@ class ServeOptions:
     exit_when_finished: bool = False
     log_events: str | None = None
     """A file to which every event is logged as a line, or - for stderr."""
+    accept_loss: bool = False
     extend: Callable[["Server"], None] = lambda _server: None
     """Adds to the application before it opens: the page, say, which is a layer above."""
 
@@ -132,6 +133,7 @@ class Server:
             *(self.options.folder, self.begun.method, self.options.limits, self),
             observers=Observers(on_written, on_pass=metrics.mixed, on_synced=metrics.synced),
             drop_damaged=self.options.drop_damaged,
+            accept_loss=self.options.accept_loss,
         )
 
     def _history(self) -> list[WorkerJoined | WorkerLeft]:

@@ -39,6 +39,7 @@ async def status_of(service: ServerContext) -> dict[str, Any]:
         "disk_bytes": await service.off_loop(run.disk_bytes),
         "disk_bytes_max": service.limits.updates_bytes_max,
         "trouble": run.driver.trouble or service.trouble,
+        "head": run.ledger.head.hex(),
         "version": VERSION,
     }
     return dict(plain(facts))

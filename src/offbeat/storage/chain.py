@@ -4,8 +4,8 @@ Rules kept here:
 - A row is hashed as canonical bytes that depend only on what SQLite gives back: its sequence number, its kind, which
   columns it has, and their values. So the bytes of a row just made and of a row read back are the same.
 - Integers are 8 bytes, reals are IEEE doubles, texts have their length before them: no two rows share their bytes.
-- A whole chain shows that no row in it was changed, removed, added or moved. That nothing is missing at its end is shown
-  by the head, which is kept in other places too: checkpoints, the file `head`, acknowledgements, workers' journals.
+- A whole chain shows that no row in it was changed, removed, added or moved. That nothing is missing at its end shows
+  the head, which is kept in other places too: checkpoints, the file `ledger.head`, acknowledgements, workers' journals.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from math import isnan
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from offbeat.storage.rows import Row, RowShape
 
@@ -29,14 +29,6 @@ _LENGTH = struct.Struct("<I")
 
 RowPacker = Callable[[int, Sequence[Any]], bytes]
 """Makes the canonical bytes of a row from its sequence number and its values."""
-
-
-class ChainBroken(NamedTuple):
-    """Where a chain does not hold: the rows that one commit should have."""
-
-    first: int
-    last: int
-    why: str
 
 
 def row_packer(shape: RowShape) -> RowPacker:

@@ -25,6 +25,8 @@ class Checkpoint(NamedTuple):
     state: dict[str, Any]
     w: Model
     x: Model
+    head: str = ""
+    """The head of the ledger's chain at that row; empty where there was no chain."""
 
 
 class Checkpoints:
@@ -38,7 +40,8 @@ class Checkpoints:
         """Keep it; the state comes last, and without it the vectors are no checkpoint."""
         names = ("w",) if checkpoint.w is checkpoint.x else ("w", "x")
         vectors = {name: self._written(checkpoint.mark, name, getattr(checkpoint, name)) for name in names}
-        text = json.dumps({"mark": checkpoint.mark, "vectors": vectors, "state": checkpoint.state})
+        facts = {"mark": checkpoint.mark, "head": checkpoint.head, "vectors": vectors, "state": checkpoint.state}
+        text = json.dumps(facts)
         self.disk.write_whole(self._file(checkpoint.mark, "json"), [text.encode()])
 
     def _written(self, mark: int, name: str, model: Model) -> str:
@@ -57,7 +60,8 @@ class Checkpoints:
         try:
             kept = json.loads(self._file(mark, "json").read_bytes())
             vectors = {name: self._read(self._file(mark, name), digest) for name, digest in kept["vectors"].items()}
-            return Checkpoint(kept["mark"], kept["state"], vectors["w"], vectors.get("x", vectors["w"]))
+            models = vectors["w"], vectors.get("x", vectors["w"])
+            return Checkpoint(kept["mark"], kept["state"], *models, kept.get("head", ""))
         except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
             raise InvalidValue(f"checkpoint {mark} in {self.path} is damaged: {error}") from error
 

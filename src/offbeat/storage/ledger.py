@@ -3,8 +3,8 @@
 Rules kept here:
 - Append-only. The one way back is `truncate_after`, with which a run returns to the moment of its checkpoint, and which
   leaves a row that says so.
-- Rows of two kinds share one order: what lasts (`events`) is chained, a digest per commit (`chain.py`); what only a redo
-  needs (`chatter`) is not, and goes when no redo needs it any more. A ledger of schema 1 has one table and no chain.
+- Rows of two kinds share one order: what lasts (`events`) is chained, a digest per commit (`chain.py`); what only a
+  redo needs (`chatter`) is not, and goes when no redo needs it any more. A ledger of schema 1 has one table, no chain.
 - Rows wait in memory and are written many in one transaction; `flush` writes them now. Readers see all rows up to the
   last transaction, also while another process writes (WAL).
 - Not durable: what was flushed survives the death of the process, not a power cut. Durable: both.
@@ -65,7 +65,7 @@ CREATE INDEX events_by_task ON events (task) WHERE task IS NOT NULL;
 CREATE TABLE chatter {_COLUMNS};
 CREATE VIEW everything AS SELECT * FROM events UNION ALL SELECT * FROM chatter;
 CREATE TABLE commits (last INTEGER PRIMARY KEY, head BLOB NOT NULL);
-"""
+"""  # noqa: S608 (text from above)
 _KINDS_OF_CHATTER = ", ".join(f"'{kind}'" for kind in CHATTER)
 _UNCHAINED_VIEWS = f"""
 CREATE TEMP VIEW everything AS SELECT * FROM events;
@@ -212,6 +212,10 @@ class Ledger:
             cursor = self._connection.execute(f"DELETE FROM {table} WHERE sequence IN ({which})", (until,))  # noqa: S608
         return cursor.rowcount > 0
 
+    def go_on_after(self, sequence: int) -> None:
+        """The next row has a number above this one: rows up to it were lost, and their numbers are not used again."""
+        self._last = max(self._last, sequence)
+
     def head_at(self, sequence: int) -> bytes:
         """The head of the chain when this was the newest row."""
         found = self.select("SELECT head FROM commits WHERE last <= ? ORDER BY last DESC LIMIT 1", (sequence,))
@@ -311,7 +315,10 @@ class Ledger:
     def _pages(self, asked: dict[str, Any], after: int, limit: int | None) -> Iterator[Row]:
         self.flush()
         newest = self.newest()
-        table, where = _table_of(asked.get("kind")), " AND ".join(f"{name} = ?" for name in asked) + " AND " * bool(asked)
+        table, where = (
+            _table_of(asked.get("kind")),
+            " AND ".join(f"{name} = ?" for name in asked) + " AND " * bool(asked),
+        )
         query = f"SELECT * FROM {table} WHERE {where} sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?"  # noqa: S608
         while limit is None or limit > 0:
             size = PAGE_ROWS if limit is None else min(PAGE_ROWS, limit)

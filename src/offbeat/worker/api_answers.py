@@ -74,6 +74,8 @@ class Acknowledgement:
     staleness: int
     alpha_t: float | None
     repeated: bool
+    head: str = ""
+    """Of the server's ledger: it covers this decision and all before it."""
 
 
 def read(kind: type[T], values: Mapping[str, Any]) -> T:

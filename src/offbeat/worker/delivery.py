@@ -59,7 +59,7 @@ class Delivery:
                 raise
             self._settled(finished, refused.error or str(refused.status), f"refused: {refused.message}")
         else:
-            self._settled(finished, answer.outcome, _words(answer))
+            self._settled(finished, answer.outcome, _words(answer), answer.head)
 
     def push_quickly(self, seconds: float) -> None:
         """One try to push what is finished, before the worker stops."""
@@ -69,11 +69,11 @@ class Delivery:
         client.http.hurry(seconds)
         with suppress(OffbeatError):
             answer = client.push(finished, resume=True)
-            self._settled(finished, answer.outcome, _words(answer))
+            self._settled(finished, answer.outcome, _words(answer), answer.head)
 
-    def _settled(self, finished: Finished, outcome: str, words: str) -> None:
+    def _settled(self, finished: Finished, outcome: str, words: str, head: str = "") -> None:
         self._say(f"pushed {finished.task}: {words}")
-        self._written(lambda: self._journal.note(finished.run, finished.task, finished.digest, outcome))
+        self._written(lambda: self._journal.note(finished.run, finished.task, finished.digest, outcome, head))
         self._outbox.drop(finished)
         self.unsent = self._server.task = None
         self._server.progress()

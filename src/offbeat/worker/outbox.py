@@ -259,11 +259,12 @@ class Journal:
                 output.sync()
             self._held = held.pop_all()
 
-    def note(self, run: str, task: int, digest: str, outcome: str) -> None:
-        """Add a line: when this returns it is on the disk."""
+    def note(self, run: str, task: int, digest: str, outcome: str, head: str = "") -> None:
+        """Add a line: when this returns it is on the disk. `head` is that of the server's ledger, where it told it."""
         if self.path is None:
             return
-        line = json.dumps({"run": run, "task": task, "digest": digest, "outcome": outcome}).encode() + b"\n"
+        facts = {"run": run, "task": task, "digest": digest, "outcome": outcome} | ({"head": head} if head else {})
+        line = json.dumps(facts).encode() + b"\n"
         with _writing(self.path), self.disk.extend(self.path, self._size) as output:  # cuts off what failed before
             output.write(line)
             output.sync()
