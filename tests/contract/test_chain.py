@@ -1,5 +1,6 @@
 """The chain shows every lasting row that was changed, removed, added or moved, and names the rows that it means."""
 
+import hashlib
 import itertools
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from offbeat.protocol import messages
 from offbeat.protocol.messages import AnswerPush, Decision, Lease, Outcome, SendTask, UpdateArrived
 from offbeat.storage.chain import GENESIS, linked, row_packer, stored_bytes
 from offbeat.storage.chain_check import ChainCheck, check_chain
-from offbeat.storage.ledger import CHATTER, Ledger
+from offbeat.storage.ledger import _TABLES, CHATTER, Ledger
 from offbeat.storage.rows import every_row
 from tests.contract.test_ledger import ARRIVALS, DECISIONS, EVALUATIONS, STORIES
 
@@ -179,13 +180,11 @@ def test_what_could_not_be_written_is_not_in_the_chain(tmp_path: Path) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.one_of(ARRIVALS, EVALUATIONS, DECISIONS), min_size=1, max_size=8))
 def test_a_row_has_the_same_bytes_before_and_after_the_database(happened: list[Any]) -> None:
-    told = [
+    told: list[tuple[messages.Event, list[messages.Command]]] = [
         (messages.TimePassed(h.at), [AnswerPush(1, h.lease.task, h.outcome, h)]) if isinstance(h, Decision) else (h, [])
         for h in happened
     ]
     with closing(sqlite3.connect(":memory:")) as connection:
-        from offbeat.storage.ledger import _TABLES
-
         connection.executescript(_TABLES)
         made = [row for event, commands in told for row in every_row(event, commands) if row.kind not in CHATTER]
         for sequence, row in enumerate(made, 1):
@@ -208,6 +207,4 @@ def test_every_kind_of_row_chains(tmp_path: Path) -> None:
 
 
 def test_the_head_is_plain_sha256() -> None:
-    import hashlib
-
     assert linked(GENESIS, [b"ab", b"c"]) == hashlib.sha256(bytes(32) + b"abc").digest()

@@ -18,9 +18,10 @@ from offbeat.method import Method
 from offbeat.protocol.messages import TaskRequested, WorkerJoined
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
+from offbeat.server.replay_bases import Bases
 from offbeat.server.served_run import ServedRun
 from offbeat.server.settings import ServerSettings
-from offbeat.server.verify import Bases, verify
+from offbeat.server.verify import verify
 from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import write_json
 from offbeat.storage.rows import read
@@ -75,7 +76,7 @@ def test_a_verification_holds_the_versions_that_are_still_needed(
 
     def noted(bases: Bases, t: int, x: Model) -> None:
         offer(bases, t, x)
-        most.append(len(bases.held))
+        most.append(len(bases.in_memory))
 
     monkeypatch.setattr(Bases, "offer", noted)
     tracemalloc.start()
@@ -84,7 +85,7 @@ def test_a_verification_holds_the_versions_that_are_still_needed(
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (facts["agrees"], facts["t"], facts["from_t"]) == (True, TASKS, 0)
+    assert (facts["agrees"], facts["t"], facts["from"]) == (True, TASKS, 0)
     assert max(most) <= 2
     assert peak < 12 * 4 * SIZE, "sixty versions were made"
 

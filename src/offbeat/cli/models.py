@@ -29,7 +29,7 @@ def export_model(source: str, out: Path, epoch: str, form: str, token: str | Non
 
 def _of_folder(folder: Path, epoch: str) -> tuple[str, Found]:
     if (folder / "layout.json").is_file():
-        from offbeat.server.verify import model_at
+        from offbeat.server.replay import model_at
 
         t, model = model_at(folder, epoch)
         return str(t), model

@@ -28,10 +28,10 @@ from offbeat.settings import Settings
 from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import Ledger
-from offbeat.storage.run_folder import LEDGER, RunFolder
-from offbeat.wire import mapped
+from offbeat.storage.run_folder import LEDGER, X_0, RunFolder
+from offbeat.wire import body_of, header_of, mapped
 
-RUN, X_0, WHERE = "run.json", "x_0.safetensors", "server.json"
+RUN, WHERE = "run.json", "server.json"
 BAD_UPDATES_MAX = 5
 WORLD = (
     *("device_model", "down_mbps", "up_mbps", "availability", "availability_period_s", "dropout", "mix_s"),
@@ -106,7 +106,9 @@ def _first(path: Path, settings: Settings, process: TaskProcess, x_0: Path | Non
         about = process.about()
         method = served_method(settings, about)
         layout = process.initial(settings.seed, path / X_0)
-        model = _model(x_0 or path / X_0, layout)
+        if x_0 is not None:
+            _keep(path / X_0, _model(x_0, layout), disk)
+        model = _model(path / X_0, layout)
         facts: dict[str, Any] = {"run": secrets.token_hex(8), "about": asdict(about)}
         disk.write_whole(path / RUN, [json.dumps(facts, indent=2).encode()])
         ServedRun.begin(path, model, method, disk)
@@ -114,6 +116,10 @@ def _first(path: Path, settings: Settings, process: TaskProcess, x_0: Path | Non
         _tidy(path)
         (path / "settings.json").unlink(missing_ok=True)
         raise
+
+
+def _keep(path: Path, x_0: Model, disk: Disk) -> None:
+    disk.write_whole(path, [header_of(x_0.layout), *body_of(x_0)])
 
 
 def _model(path: Path, layout: Layout) -> Model:

@@ -1,186 +1,126 @@
-"""Owns the replay of a served run from its files: a checkpoint, the ledger's coefficients, and the updates.
+"""Owns the verification of a run from its files: the chain, the replay, the journals; and what of it did not hold.
 
 Rules kept here:
-- Nothing is decided anew: recorded coefficients are applied to recorded updates, one after the other.
-- It only reads, so it may look at a run that is being served.
-- Of the versions that it makes, it holds those that a later update started from, and lets each go after its last use.
+- It says what it did: how many decisions were checked, how many updates were replayed, and from which epoch.
+- It only reads, runs no code of the task, and may look at a run that is being served.
 """
 
-import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from offbeat.core.kernel import Updater, mixed
-from offbeat.core.layout import Model, layout_from
 from offbeat.errors import InvalidValue
-from offbeat.protocol.messages import Decision
-from offbeat.server.update_store import NO_LIMIT, UpdateStore
-from offbeat.server.version_store import VersionGone, VersionStore
-from offbeat.storage.checkpoints import Checkpoint, Checkpoints
-from offbeat.storage.disk import Disk
-from offbeat.storage.ledger import Ledger
-from offbeat.storage.rows import as_arrival, as_decision
-from offbeat.storage.run_folder import FINAL, LEDGER, RunFolder
-from offbeat.wire import BadPayload, mapped
+from offbeat.server.journal_check import missing_in
+from offbeat.server.replay import Replay, sha256, start_of
+from offbeat.server.update_store import NO_LIMIT
+from offbeat.storage.chain_check import check_chain
+from offbeat.storage.checkpoints import checkpoint_heads
+from offbeat.storage.head_file import HEAD, read_head
+from offbeat.storage.json_file import read_json
+from offbeat.storage.ledger import NO_ROW, Ledger
+from offbeat.storage.run_folder import FINAL, LEDGER, SUMMARY, RunFolder, file_digest
+from offbeat.wire import mapped
+
+Facts = dict[str, Any]
 
 
-@dataclass
-class ReplayPoint:
-    w: Model
-    x: Model
-    t: int
-    applied: int
+def verify(folder: Path, journal: Path | None = None) -> Facts:
+    """Check the chain, replay from as far back as updates are kept, and compare with what is there, bit for bit."""
+    RunFolder.open(folder)
+    parts = [_chain(folder), _replayed(folder) if (folder / "layout.json").is_file() else _simulated(folder)]
+    if journal is not None:
+        parts.append(_journal(folder, journal))
+    wrong = [sentence for part in parts for sentence in part.pop("wrong")]
+    facts = {name: value for part in parts for name, value in part.items()}
+    return {**facts, "wrong": wrong, "agrees": not wrong}
 
 
-class Replay:
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.about = folder, RunFolder.open(folder)
-        if not (folder / "layout.json").is_file():
-            raise InvalidValue(f"{folder} is not the folder of a served run: it has no layout.json")
-        self.layout = layout_from(json.loads((folder / "layout.json").read_bytes()))
-        self.checkpoints = Checkpoints(folder / "checkpoints", self.layout, Disk())
-        self.updates = UpdateStore(folder / "updates", self.layout, Disk())
-        self.versions = VersionStore(folder / "versions", self.layout, Disk(), on_disk=(folder / "versions").is_dir())
-        self.updater = Updater()
-
-    def run(
-        self, checkpoint: Checkpoint, until: int = NO_LIMIT, enough: Callable[[ReplayPoint], bool] = lambda _: False
-    ) -> ReplayPoint:
-        """Apply what was decided after a checkpoint, up to a row of the ledger, or until it is `enough`."""
-        at = start_of(checkpoint)
-        with Ledger.open(self.folder / LEDGER, read_only=True) as ledger:
-            lost = {row.decision for row in ledger.rows("lost")}
-            published = {row.t for row in ledger.rows("published") if row.sequence <= until}
-            bases = Bases(self.versions, _last_uses(applied_since(ledger, checkpoint, until)))
-            bases.offer(at.t, at.x)
-            for decision in applied_since(ledger, checkpoint, until):
-                if decision.t - 1 > at.t and decision.t - 1 in published:
-                    self._publish(at, bases, decision.t - 1)  # a group that was published with what had arrived
-                if decision.sequence not in lost:
-                    self._apply(ledger, at, bases, decision)
-                bases.used_by(decision)
-                at.applied += 1
-                if decision.mix is not None and decision.mix.publish:
-                    self._publish(at, bases, decision.t)
-                if enough(at):
-                    return at
-            if published and max(t for t in published if t is not None) > at.t:
-                self._publish(at, bases, at.t + 1)
-        return at
-
-    def _apply(self, ledger: Ledger, at: ReplayPoint, bases: "Bases", decision: Decision) -> None:
-        task, mix = decision.lease.task, decision.mix
-        arrivals = [as_arrival(row).digest for row in ledger.rows("arrived", task=task)]
-        if self.updates.digest(task) not in arrivals:
-            raise BadPayload(f"{self.updates.whole(task)} does not hold what was acknowledged")
-        if mix is not None:
-            base = bases.of(decision.lease.tau) if mix.base else None
-            at.w = mixed(self.updater, at.w, mix, self.updates.mapped(task), base).freeze()
-
-    def _publish(self, at: ReplayPoint, bases: "Bases", t: int) -> None:
-        at.x, at.t = at.w, t
-        bases.offer(t, at.x)
-
-    def close(self) -> None:
-        self.updater.close()
+def _chain(folder: Path) -> Facts:
+    """Is every lasting row the one that was written, and is this the ledger that other files of the run know?"""
+    with Ledger.open(folder / LEDGER, read_only=True) as ledger:
+        if not ledger.chained:
+            return {"decisions": ledger.count("decided"), "chain": "none", "wrong": []}
+        check = check_chain(ledger)
+        losses = [json.loads(row.detail or "{}")["what"] for row in ledger.rows("loss_accepted")]
+        facts = {"decisions": check.decisions, "head": check.head.hex(), "losses": losses}
+        if check.broken is not None:
+            return facts | {"chain": "broken", "broken": str(check.broken), "wrong": [f"the chain: {check.broken}"]}
+        return facts | {"chain": "whole", "wrong": list(_unknown_heads(folder, ledger))}
 
 
-class Bases:
-    """The versions that later decisions use as x_tau: from their files where these hold the same bits, else held."""
-
-    def __init__(self, versions: VersionStore, last_uses: dict[int, int]) -> None:
-        self._versions, self._last_uses = versions, last_uses
-        self.held: dict[int, Model] = {}
-
-    def offer(self, t: int, x: Model) -> None:
-        """A version was made: keep it if it will be used."""
-        if t in self._last_uses:
-            self.held[t] = self._file_of(t, x) or x
-
-    def of(self, tau: int) -> Model:
-        return self.held[tau] if tau in self.held else self._versions.of(tau)
-
-    def used_by(self, decision: Decision) -> None:
-        """Let go of what this decision was the last to use."""
-        if self._last_uses.get(decision.lease.tau) == decision.sequence:
-            self.held.pop(decision.lease.tau, None)
-
-    def _file_of(self, t: int, x: Model) -> Model | None:
-        """The version as its file has it, mapped, which takes no memory; None where it is missing or differs."""
-        try:
-            there = self._versions.of(t)
-        except VersionGone:
-            return None
-        return there if np.array_equal(there.vector.view(np.uint32), x.vector.view(np.uint32)) else None
+def _unknown_heads(folder: Path, ledger: Ledger) -> Iterator[str]:
+    """Heads that other files of the run name, and that this ledger does not have there."""
+    told = read_head(folder)
+    if told is None and (folder / HEAD).is_file():
+        yield f"{folder / HEAD} is damaged; the next start of the server writes it anew"
+    if told is not None and ledger.head_at(told.row) != told.head:
+        yield f"the ledger had another head at row {told.row}: rows at its end are missing"
+    for mark, head in checkpoint_heads(folder / "checkpoints"):
+        if head and ledger.head_at(mark).hex() != head:
+            yield f"checkpoint {mark} is of a ledger with other rows"
+    summary = RunFolder.open(folder).summary or {}
+    if summary.get("ledger_head") not in (None, ledger.head_at(NO_ROW).hex()):
+        yield f"{folder / SUMMARY} is of a ledger with other rows: some at its end are missing"
 
 
-def start_of(checkpoint: Checkpoint) -> ReplayPoint:
-    return ReplayPoint(checkpoint.w, checkpoint.x, checkpoint.state["t"], checkpoint.state["mixed"])
-
-
-def applied_since(ledger: Ledger, checkpoint: Checkpoint, until: int) -> Iterator[Decision]:
-    """The applied decisions that are not in a checkpoint, up to a row of the ledger."""
-    rows = (row for row in ledger.rows("decided") if row.sequence <= until and row.keep is not None)
-    return map(as_decision, islice(rows, checkpoint.state["mixed"], None))
-
-
-def _last_uses(decisions: Iterator[Decision]) -> dict[int, int]:
-    """By tau: the number of the last decision that uses x_tau."""
-    return {d.lease.tau: d.sequence for d in decisions if d.mix is not None and d.mix.base}
-
-
-def verify(folder: Path) -> dict[str, Any]:
-    """Replay from the oldest kept checkpoint, and compare with what the server has, bit for bit."""
+def _replayed(folder: Path) -> Facts:
     with closing(Replay(folder)) as replay:
         newest, *older = list(replay.checkpoints.usable()) or [replay.checkpoints.newest()]  # which says what is wrong
-        oldest = older[-1] if older else newest
+        oldest = replay.beginning() or (older[-1] if older else newest)
         running = replay.about.state == "running"
         until = newest.mark if running else NO_LIMIT
         there = start_of(newest) if running else replay.run(newest)
         again = replay.run(oldest, until)
         x = mapped(folder / FINAL, replay.layout) if (folder / FINAL).is_file() else there.x
-        with Ledger.open(folder / LEDGER, read_only=True) as ledger:
-            decided = sum(1 for row in ledger.rows("decided") if row.keep is not None and row.sequence <= until)
-    theirs, ours = sha256(x), sha256(again.x)
-    return {
-        "t": again.t,
-        "applied": again.applied,
-        "decided": decided,
-        "x_sha256": theirs,
-        "replay_sha256": ours,
-        "from_t": oldest.state["t"],
-        "agrees": theirs == ours and there.t == again.t and there.applied == again.applied,
+    theirs, ours, began = sha256(x), sha256(again.x), start_of(oldest)
+    same = theirs == ours and (there.t, there.applied) == (again.t, again.applied)
+    why = f"the replay ends at epoch {again.t} with {ours}, the run at epoch {there.t} with {theirs}"
+    counted = {"t": again.t, "applied": again.applied, "replayed": again.applied - began.applied, "from": began.t}
+    counted |= {"decided": again.applied}
+    return counted | {"x_sha256": theirs, "replay_sha256": ours, "wrong": [] if same else [why]}
+
+
+def _simulated(folder: Path) -> Facts:
+    """A simulation keeps no updates: its model is compared with what its summary says."""
+    summary = RunFolder.open(folder).summary
+    if summary is None:
+        return {"t": None, "replayed": 0, "from": None, "wrong": []}
+    known = summary.get("file_sha256")
+    wrong = (
+        [f"{folder / FINAL} is not the file that the run wrote"]
+        if known not in (None, file_digest(folder / FINAL))
+        else []
+    )
+    return {"t": summary.get("t"), "replayed": 0, "from": None, "x_sha256": summary.get("x_sha256"), "wrong": wrong}
+
+
+def _journal(folder: Path, journal: Path) -> Facts:
+    if not (folder / "run.json").is_file():
+        raise InvalidValue(f"{folder} is not the folder of a served run: only those have workers with journals")
+    with Ledger.open(folder / LEDGER, read_only=True) as ledger:
+        count, wrong = missing_in(ledger, journal, read_json(folder / "run.json")["run"])
+    return {"journal": count, "wrong": wrong}
+
+
+def sentence(facts: Facts) -> str:
+    """What was done, and what came out, in words."""
+    chain = {
+        "whole": "in an unbroken chain",
+        "broken": "in a BROKEN chain",
+        "none": "without a chain (an older ledger)",
     }
-
-
-def model_at(folder: Path, epoch: str) -> tuple[int, Model]:
-    with closing(Replay(folder)) as replay:
-        if epoch == "latest":
-            point = replay.run(replay.checkpoints.newest())
-            return point.t, point.x
-        if not epoch.isdecimal():
-            raise InvalidValue(f"epoch is {epoch!r} but must be a whole number, or latest")
-        return int(epoch), _reached(replay, int(epoch))
-
-
-def _reached(replay: Replay, t: int) -> Model:
-    for checkpoint in replay.checkpoints.usable():
-        if checkpoint.state["t"] == t:
-            return checkpoint.x
-        if checkpoint.state["t"] < t:
-            point = replay.run(checkpoint, enough=lambda point: point.t >= t)
-            if point.t == t:
-                return point.x
-            raise InvalidValue(f"there is no version {t}; the newest is {point.t}")
-    raise InvalidValue(f"version {t} is gone; serve with --keep-updates all to keep every one")
-
-
-def sha256(model: Model) -> str:
-    return hashlib.sha256(model.vector.data).hexdigest()
+    said = f"Checked {facts['decisions']:,} decisions {chain[facts['chain']]}"
+    if facts["from"] is None:
+        said += "; a simulation keeps no updates to replay" + (
+            ": its model is the one in its summary" if facts["t"] is not None else ", and this one is not finished"
+        )
+    elif facts["replayed"]:
+        said += f"; replayed {facts['replayed']:,} updates from epoch {facts['from']}"
+        said += ": the same bits" if facts["agrees"] else ""
+    else:
+        said += f"; no update is kept to replay: the model is that of the checkpoint at epoch {facts['from']}"
+    said += f"; {facts['journal']:,} acknowledgements of the journal looked up" if "journal" in facts else ""
+    lines = [f"{said}.", *(f"WRONG: {wrong}." for wrong in facts["wrong"])]
+    return "\n".join([*lines, *(f"A loss was accepted: {what}." for what in facts.get("losses", ()))])

@@ -170,6 +170,7 @@ class Simulation:
         run = Run(self._summary(), self.plane.x, contribution, self.curve.points, path, self.curve.decisions)
         if self.folder and self.ledger:
             self.ledger.flush()
+            run.summary["ledger_head"] = self.ledger.head.hex()
             write_curve(self.folder.path / CURVE, run.metrics)
             write_contribution(self.folder.path / CONTRIBUTION, run.contribution)
             self.folder.finish(run.summary, run.x)

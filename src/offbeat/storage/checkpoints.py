@@ -8,6 +8,7 @@ Rules kept here:
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,14 @@ class Checkpoint(NamedTuple):
     x: Model
     head: str = ""
     """The head of the ledger's chain at that row; empty where there was no chain."""
+
+
+def checkpoint_heads(folder: Path) -> Iterator[tuple[int, str]]:
+    """The mark and the head of the ledger's chain of every checkpoint whose state can be read."""
+    for file in sorted(folder.glob("*.json")):
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            kept = json.loads(file.read_bytes())
+            yield int(kept["mark"]), str(kept.get("head", ""))
 
 
 class Checkpoints:

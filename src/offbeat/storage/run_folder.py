@@ -12,6 +12,7 @@ Rules kept here:
 - One process writes a folder at a time; any number read it, also while it is written.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -27,7 +28,7 @@ from offbeat.storage.lock import Lock, is_held
 from offbeat.storage.model_file import load_model, save_model
 
 SETTINGS, SUMMARY, LEDGER, LOCK = "settings.json", "summary.json", "ledger.sqlite", ".lock"
-CHECKPOINT, FINAL = "checkpoint.safetensors", "x.safetensors"
+CHECKPOINT, FINAL, X_0 = "checkpoint.safetensors", "x.safetensors", "x_0.safetensors"
 SHOWN_MAX = 60
 """Characters of a setting's value that a message shows."""
 
@@ -116,6 +117,7 @@ class RunFolder:
         if self._ledger is not None:
             self._ledger.flush()
         save_model(self.path / FINAL, x, {"t": str(results["t"])} if "t" in results else {})
+        results["file_sha256"] = file_digest(self.path / FINAL)
         write_json(self.path / SUMMARY, results)
         self.checkpoint_path.unlink(missing_ok=True)
 
@@ -134,6 +136,11 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _there(path: Path) -> bool:
