@@ -306,7 +306,8 @@ def test_old_tls_and_no_tls_are_refused(guarded: Guarded) -> None:
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     assert replace(guarded.by("eye"), trust=old).call("GET", "/v1/status").status == 200
     with Line(guarded.running, head("GET", "/v1/health")) as line:
-        assert line.is_closed()
+        refused(line.answer(), 426, "wrong_scheme")
+        assert line.ended().is_closed()
 
 
 def test_who_shakes_hands_late_or_never_and_says_nothing_takes_no_place(tmp_path: Path) -> None:

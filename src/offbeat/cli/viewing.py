@@ -60,7 +60,13 @@ def runs(folder: Path, as_json: bool) -> None:
     "--port", type=click.IntRange(0, 65535), default=7744, show_default=True, help="Port; 0 picks a free one."
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of this machine to listen on.")
-def ui(folder: Path, port: int, host: str) -> None:
+@click.option(
+    "--public-name",
+    default="",
+    envvar="OFFBEAT_PUBLIC_NAME",
+    help="Further names that browsers may use, separated by commas: those of a proxy before it.",
+)
+def ui(folder: Path, port: int, host: str, public_name: str) -> None:
     """Show and compare runs in a browser.
 
     FOLDER is searched with all folders below it. Ctrl-C ends.
@@ -73,7 +79,7 @@ def ui(folder: Path, port: int, host: str) -> None:
     def ready(server: Any) -> None:
         click.echo(f"Runs are shown at {server.url} (Ctrl-C ends)", err=True)
 
-    serve(folder, run_folders, host=host, port=port, ready=ready)
+    serve(folder, run_folders, host=host, port=port, ready=ready, public_name=public_name)
 
 
 @click.command()

@@ -1,7 +1,8 @@
 """Owns the HTTP application: which path leads where, who may go there, and that every refusal looks alike.
 
 Rules kept here:
-- Access is decided before anything else is looked at, from the token alone.
+- A request for another host, or from a page of another site, is refused before anything else is looked at.
+- Access is decided next, from the token alone.
 - An error in a handler becomes one JSON refusal; the log has the rest.
 """
 
@@ -17,7 +18,9 @@ from offbeat.errors import InvalidValue
 from offbeat.server import calls, pulls, pushes, uploads, views
 from offbeat.server.access import Right, bearer
 from offbeat.server.context import CONTEXT, JSON_BYTES_MAX, PROTOCOL, TOKEN, ServerContext, context_of, hello
+from offbeat.server.http_connection import HEAD_TOO
 from offbeat.server.listener import SILENT
+from offbeat.server.own_names import OWN_NAMES, OwnNames
 from offbeat.server.refusals import Refusal, of_http
 
 log = logging.getLogger("offbeat.server")
@@ -55,12 +58,14 @@ ROUTES = (
 _RIGHT_OF = {route.handler: route.right for route in ROUTES}
 
 
-def make_app(context: ServerContext) -> web.Application:
+def make_app(context: ServerContext, names: OwnNames | None = None) -> web.Application:
     app = web.Application(client_max_size=JSON_BYTES_MAX, middlewares=[refusing, admitting])
     app[CONTEXT], app[SILENT] = context, set()
+    app[OWN_NAMES] = names or OwnNames.of(context.limits)
     app[uploads.UPLOADS] = uploads.Uploads()
     for route in ROUTES:
-        app.router.add_route(route.method, route.path, route.handler, expect_handler=expecting)
+        for method in (route.method, *HEAD_TOO.get(route.method, ())):
+            app.router.add_route(method, route.path, route.handler, expect_handler=expecting)
     app.router.add_get("/metrics", views.metrics, expect_handler=expecting)  # where Prometheus looks by itself
     return app
 
@@ -102,15 +107,15 @@ async def refusing(request: web.Request, handler: Handler) -> web.StreamResponse
 
 @web.middleware
 async def admitting(request: web.Request, handler: Handler) -> web.StreamResponse:
+    request.app[OWN_NAMES].check(request)
     theirs = request.headers.get("Offbeat-Protocol", str(PROTOCOL))
     if theirs != str(PROTOCOL):
         raise Refusal("wrong_version", f"the request is of protocol {theirs[:20]!r}; this server speaks {PROTOCOL}")
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise Refusal("media_type", "a body must not be compressed")
+    if request.headers.get("Transfer-Encoding", "chunked").lower() != "chunked":
+        raise Refusal("bad_request", "a body comes as it is, or chunked; no other Transfer-Encoding is known")
     right, book = _RIGHT_OF.get(request.match_info.handler), context_of(request).tokens
-    origin = request.headers.get("Origin")
-    if right is Right.MANAGE and origin is not None and origin.partition("://")[2] != request.host:
-        raise Refusal("not_allowed", "a page of another site may not do this")
     if right is not None and book is not None:
         token = bearer(request.headers.get("Authorization"))
         if token is None:

@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from offbeat.errors import OffbeatError
-from offbeat.server.refusals import Refusal
+from offbeat.server.refusals import Refusal, raw
 from offbeat.server.settings import ServerSettings
 
 SILENT = web.AppKey("silent", set)
@@ -30,13 +30,7 @@ RETRY_AFTER_S = 5.0
 
 class TooManyConnections(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
-        refusal = Refusal("not_now", "too many are connected", retry_after_s=RETRY_AFTER_S).response()
-        body = str(refusal.text).encode()
-        head = (
-            "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
-            f"Retry-After: {refusal.headers['Retry-After']}\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        transport.write(head.encode() + body)
+        transport.write(raw(Refusal("not_now", "too many are connected", retry_after_s=RETRY_AFTER_S)))
         transport.close()
 
 

@@ -89,6 +89,8 @@ async def _send(request: web.Request, model: Model, headers: dict[str, str]) -> 
     if is_part:
         response.headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
     await response.prepare(request)
+    if request.method == "HEAD":
+        return response
     with suppress(ConnectionError):  # the reader went away, or was cut off
         for piece in _slices(parts, begin, end):
             await response.write(piece)

@@ -1,7 +1,8 @@
 """Owns a push from its headers to its acknowledgement: checked before the body, taken in, judged once.
 
 Rules kept here:
-- A push is idempotent by its task. What is refused is refused before the body where that can be known.
+- A push is idempotent by its task: the same bytes get the same answer, and other bytes are refused.
+- What is refused is refused before the body where that can be known.
 - The acknowledgement comes after the update, its decision and all before them are on the disk.
 """
 
@@ -9,7 +10,7 @@ import json
 import re
 from math import isfinite
 from time import monotonic
-from typing import Any, cast
+from typing import Any
 
 from aiohttp import web
 
@@ -22,6 +23,7 @@ from offbeat.server.long_poll import answered
 from offbeat.server.refusals import Refusal, answer
 from offbeat.server.served_run import answer_in
 from offbeat.server.uploads import DISK_FULL_RETRY_S, UPLOADS, Head, receive
+from offbeat.storage.ledger import digest_judged
 from offbeat.wire import BadPayload
 
 METRICS_MAX = 4000
@@ -55,6 +57,8 @@ async def push(request: web.Request) -> web.Response:
             found = await _taken_in(request, context, head, found)
     finally:
         uploads.leave(head.task)
+    if found.repeated:
+        await _refuse_other_bytes(context, head)
     _note_metrics(context, head, found)
     return _acknowledged(found)
 
@@ -133,9 +137,11 @@ async def _early(context: ServerContext, head: Head) -> Lease | AnswerPush:
 
     A push that will be refused is refused here. The lease is passed on: the driver is not asked for it again.
     """
-    lease = await context.ask(lambda c: _leased(c, head))
-    if lease is not None:
-        return cast(Lease, lease)
+    known: Lease | AnswerPush | None = await context.ask(lambda c: _known(c, head))
+    if isinstance(known, Lease):
+        return known
+    if known is not None:
+        await _refuse_other_bytes(context, head)
     return answer_in(
         await context.tell(
             lambda at: UpdateArrived(at, head.worker, head.task, head.samples, head.gradients, digest=head.digest)
@@ -143,17 +149,25 @@ async def _early(context: ServerContext, head: Head) -> Lease | AnswerPush:
     )
 
 
-def _leased(c: Coordinator, head: Head) -> Lease | None:
-    """The lease of a push that is to be judged; None where the coordinator has its answer already."""
+def _known(c: Coordinator, head: Head) -> Lease | AnswerPush | None:
+    """The lease of a push that is to be judged, or the answer that its task got before; None after the end."""
     first = c.judge.answers.get(head.task)
     if first is not None and first.worker == head.worker:
-        return None
+        return first
     _refuse_stranger(c, head.worker, head.task)
     if c.end_reason:
         return None
     if c.queued >= c.plan.queue_max:
         raise _busy(c.plan.retry_after_s)
     return c.book.find(head.task)[0]
+
+
+async def _refuse_other_bytes(context: ServerContext, head: Head) -> None:
+    """A task that was answered is answered again for the same bytes, and for no others; the ledger has their digest."""
+    judged = await context.off_loop(digest_judged, context.run.ledger.path, head.task)
+    if judged not in ("", head.digest):
+        message = f"task {head.task} was answered before, for an update with other bytes; nothing has changed"
+        raise Refusal("other_bytes", message)
 
 
 def _busy(retry_after_s: float) -> Refusal:

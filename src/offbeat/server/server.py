@@ -21,23 +21,24 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from aiohttp import web
-
 from offbeat.core.layout import Model
 from offbeat.errors import OffbeatError
 from offbeat.hosting.task_process import TaskProcess
 from offbeat.protocol.messages import Evaluated, WorkerJoined, WorkerLeft
 from offbeat.server.access import TOKENS, TokenBook
 from offbeat.server.app import make_app
-from offbeat.server.certificates import server_context
+from offbeat.server.certificates import names_of, server_context
 from offbeat.server.context import ServerContext
 from offbeat.server.driver import WorkerCommand
 from offbeat.server.evaluator import Evaluator
 from offbeat.server.event_log import EventLog
 from offbeat.server.folder import WHERE, begin
+from offbeat.server.host_names import ANYWHERE
+from offbeat.server.http_connection import HttpRunner
 from offbeat.server.listener import Listener
 from offbeat.server.long_poll import LongPoll, call_on, wait_for
 from offbeat.server.metrics import Metrics, Timed
+from offbeat.server.own_names import OwnNames
 from offbeat.server.served_run import Observers, ServedRun
 from offbeat.server.sessions import WorkerSession, WorkerSessions
 from offbeat.server.settings import AccessSettings, ServerSettings
@@ -50,7 +51,6 @@ from offbeat.storage.rows import as_event
 from offbeat.storage.run_folder import FINAL, LEDGER, SUMMARY
 from offbeat.wire import body_of, header_of
 
-ANYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 (compared with, not bound to)
 GOODBYE_S = 10.0
 """With --exit-when-finished: how long workers have to hear that the run is finished."""
 HEARD_AGAIN_S = 0.2
@@ -145,10 +145,12 @@ class Server:
         """Let time go on, and let workers in."""
         self._start_evaluator()
         self.run.start()
-        self.app = make_app(self.context)
+        certified = names_of(self.options.access.folder) if self.options.access.folder else ()
+        self.app = make_app(self.context, OwnNames.of(self.options.limits, certified))
         self.options.extend(self)
-        self.runner = web.AppRunner(
+        self.runner = HttpRunner(
             self.app,
+            count=self.context.metrics.refused,
             handle_signals=False,
             access_log=None,
             logger=http_log,

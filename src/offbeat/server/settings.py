@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.errors import InvalidValue
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+from offbeat.server.host_names import LOOPBACK, names_in
 
 
 def _setting(default: Any, help_text: str) -> Any:
@@ -21,6 +20,7 @@ class ServerSettings:
     host: str = _setting("127.0.0.1", "Address to listen on; beyond this machine only with --access or --insecure.")
     port: int = _setting(7733, "Port to listen on; 0 picks a free one, see server.json.")
     behind_proxy: bool = _setting(False, "A proxy on this machine forwards the requests and says where they come from.")
+    public_name: str = _setting("", "Names that clients know this server by, separated by commas; others are refused.")
     poll_s: float = _setting(25.0, "Seconds that a request for a task may wait for one.")
     workers_max: int = _setting(100_000, "Most workers that may join.")
     connections_max: int = _setting(20_000, "Most connections at a time.")
@@ -46,8 +46,15 @@ class ServerSettings:
             raise InvalidValue(f"port is {self.port} but must lie in 0..65535; 0 picks a free one")
         if not isinstance(self.behind_proxy, bool):
             raise InvalidValue(f"behind_proxy is {self.behind_proxy!r}; use true or false")
+        if not isinstance(self.public_name, str):
+            raise InvalidValue(f"public_name is {self.public_name!r}; write the names as one text, with commas")
+        names_in(self.public_name)  # refused here where one of them is none
         if self.keep_updates not in ("needed", "all"):
             raise InvalidValue(f"keep_updates is {self.keep_updates!r}; use needed or all")
+
+    @property
+    def public_names(self) -> tuple[str, ...]:
+        return names_in(self.public_name)
 
     @property
     def private(self) -> bool:

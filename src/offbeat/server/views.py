@@ -130,6 +130,8 @@ async def events(request: web.Request) -> web.StreamResponse:
         if after is None:
             after = await service.off_loop(ledger.newest)
         await response.prepare(request)
+        if request.method == "HEAD":
+            return response
         with suppress(ConnectionError):  # the listener has gone
             await _follow(service, ledger, response, after, limit)
     return response

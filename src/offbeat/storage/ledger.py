@@ -9,6 +9,7 @@ Rules kept here:
 - A finished ledger is one file, readable also where nothing can be written.
 """
 
+import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -271,6 +272,18 @@ class Ledger:
         """All rows that a query gives, of those that are written."""
         with _explained(f"cannot read the ledger {self.path}"):
             return self._connection.execute(query, values).fetchall()
+
+
+def digest_judged(path: Path, task: int) -> str:
+    """The digest of the update on which the answer to a task was decided; empty where none was recorded."""
+    query = (
+        "SELECT detail FROM events WHERE task = ? AND kind = 'arrived' AND sequence < "
+        "(SELECT min(sequence) FROM events WHERE task = ? AND kind = 'decided') ORDER BY sequence DESC LIMIT 1"
+    )
+    with Ledger.open(path, read_only=True) as ledger:
+        found = ledger.select(query, (task, task))
+    detail = json.loads(found[0][0]) if found and found[0][0] else {}
+    return str(detail.get("digest", ""))
 
 
 def _insert(shape: RowShape) -> str:

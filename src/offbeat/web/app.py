@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from aiohttp import web
+from aiohttp.web_protocol import RequestPayloadError
 
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.protocol.messages import WorkerBarred, WorkerReadmitted
 from offbeat.server.access import Right, Role, TokenBook
+from offbeat.server.http_connection import HEAD_TOO
+from offbeat.server.own_names import OWN_NAMES, OwnNames
 from offbeat.server.refusals import Refusal, of_http
 from offbeat.web.login import PageAccess
 from offbeat.web.pages import HEADERS, STATIC, Assets, refused_page, root_of, to
@@ -144,23 +147,32 @@ def _mount_nothing(app: web.Application, refusal: Refusal) -> None:
         async def refuse(request: web.Request, page: bool = route.page) -> web.StreamResponse:
             return _said_no(request, refusal, page=page)
 
-        app.router.add_route(route.method, route.path, refuse)
+        for method in _methods(route):
+            app.router.add_route(method, route.path, refuse)
     app.on_response_prepare.append(_add_headers)
 
 
-def make_app() -> web.Application:
-    return web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_refusing])
+def make_app(names: OwnNames | None = None) -> web.Application:
+    """An application for the page alone; it is for this machine, unless there are other names for it."""
+    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_refusing])
+    app[OWN_NAMES] = names or OwnNames()
+    return app
 
 
 def _furnished(app: web.Application, site: Site, routes: list[tuple[str, tuple[PageRoute, ...]]]) -> Site:
     for prefix, some in routes:
         for route in some:
-            app.router.add_route(route.method, prefix + route.path, _handler(site, route))
+            for method in _methods(route):
+                app.router.add_route(method, prefix + route.path, _handler(site, route))
     app.on_response_prepare.append(_add_headers)
     app.on_startup.append(site.start)
     app.on_shutdown.append(site.stop)
     app.on_cleanup.append(site.close)
     return site
+
+
+def _methods(route: PageRoute) -> tuple[str, ...]:
+    return (route.method, *HEAD_TOO.get(route.method, ()))
 
 
 def _handler(site: Site, route: PageRoute) -> Handler:
@@ -185,6 +197,8 @@ def _refusal(request: web.Request, error: Exception) -> Refusal:
             return error
         case web.HTTPException():
             return of_http(error)
+        case RequestPayloadError():
+            return Refusal("bad_request", f"the body cannot be read: {error}")
         case InvalidValue():
             return Refusal("bad_request", str(error), do="Change what is asked for.")
         case OffbeatError():
@@ -196,16 +210,19 @@ def _refusal(request: web.Request, error: Exception) -> Refusal:
 def _said_no(request: web.Request, refusal: Refusal, *, page: bool) -> web.Response:
     if not page or "application/json" in request.headers.get("Accept", ""):
         return refusal.response()
-    if refusal.status == 401 and request.method == "GET":
+    if refusal.status == 401 and request.method in ("GET", "HEAD"):
         return to(request, f"/login?next={quote(request.path_qs, safe='')}")
     return refused_page(refusal, root_of(request))
 
 
 @web.middleware
 async def _refusing(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answers for paths that do not exist, and for methods that a path does not have."""
+    """Answers for another host or site, for paths that do not exist, and for methods that a path does not have."""
     try:
+        request.app[OWN_NAMES].check(request)
         return await handler(request)
+    except Refusal as error:
+        return error.response()
     except web.HTTPException as error:
         refusal = Refusal(
             of_http(error).error, f"{request.path[:100]} is not here, or not for this", do="Go to the start."

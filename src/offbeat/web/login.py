@@ -4,7 +4,8 @@ Rules kept here:
 - The cookie holds a random number and never the token. A token that is revoked ends its sessions: it is looked up again
   at every request.
 - The CSRF token belongs to the session. A request with a token of its own needs none: no browser sends one along
-  by itself. Without access control there is one CSRF token for all, which other sites cannot read.
+  by itself. Without access control there is one CSRF token for all, which other sites cannot read. (What comes from a
+  page of another site does not get here at all: `server/own_names.py`.)
 - Who tries token after token is made to wait.
 - Sessions are in a file beside the tokens, so a server that is started again knows its visitors. The file holds no
   secret: a cookie is known by its digest, and so is the token that it was given for.
@@ -23,7 +24,6 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -156,8 +156,6 @@ class PageAccess:
         return visitor
 
     def check_csrf(self, request: web.Request, visitor: Visitor) -> None:
-        if not same_origin(request):
-            raise Refusal("not_allowed", "this came from a page of another site", do="Use the page itself.")
         sent = request.headers.get(CSRF, "").encode("utf-8", "surrogatepass")
         if visitor.csrf is not None and not hmac.compare_digest(visitor.csrf.encode(), sent):
             raise Refusal("not_allowed", f"{CSRF} is missing or wrong", do="Load the page again; see /session.json.")
@@ -208,12 +206,3 @@ class PageAccess:
 def _set_cookie(response: web.Response, value: str, max_age: int, *, secure: bool) -> None:
     """Without a path: then it is for the folder that the browser sees the form in, and not for its neighbours."""
     response.set_cookie(COOKIE, value, max_age=max_age, path="", httponly=True, samesite="Strict", secure=secure)
-
-
-def same_origin(request: web.Request) -> bool:
-    """Does a browser say that this comes from our own page? What is no browser says nothing."""
-    site = request.headers.get("Sec-Fetch-Site")
-    if site is not None:
-        return site in ("same-origin", "none")
-    origin = request.headers.get("Origin")
-    return origin is None or urlsplit(origin).netloc == request.host

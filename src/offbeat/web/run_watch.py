@@ -141,6 +141,8 @@ class RunWatch:
 async def follow(request: web.Request, watch: RunWatch, may_go_on: Callable[[], bool]) -> web.StreamResponse:
     """Tell that the run has moved, until the listener goes, or may no longer listen."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    if request.method == "HEAD":
+        return response
     watch.begin()
     try:
         await response.prepare(request)

@@ -5,6 +5,8 @@ Rules kept here:
   its server together does not come back together. The wait that the server asks for (Retry-After) is a minimum, up to a
   limit; the jitter comes on top of it.
 - A server that does not answer is waited for, without end; a refusal that waiting cannot change is raised.
+- A server that certainly speaks http where https was asked for, or the reverse, is tried a few times, and more often
+  where it had answered before: a proxy that is being changed may do that for a while. Then the worker ends.
 - An outage is told when it begins and when it is over, and not in between.
 - A worker that joins again says which task it holds, so that its lease stays.
 - A worker that leaves does not wait for long: the server finds out by itself.
@@ -19,6 +21,7 @@ from offbeat.errors import OffbeatError
 from offbeat.worker.api_answers import RequestRefused, Unreachable
 from offbeat.worker.api_client import ApiClient
 from offbeat.worker.interrupts import Interrupts
+from offbeat.worker.other_scheme import WrongScheme
 
 ASKED_MAX_S = 3600.0
 """A server that asks for more than this is asked again after this."""
@@ -26,6 +29,9 @@ LEAVE_S, AWAY_S = 2.0, 1.0
 """How long handing back and saying goodbye may take; and how long where the server did not answer a moment ago."""
 REJOINS_MAX = 20
 """Times that a worker joins again without having done anything in between."""
+
+MISTAKEN_AT_FIRST_MAX, MISTAKEN_MAX = 3, 20
+"""Tries in a row at a server that speaks http for https, or the reverse: before it ever answered, and after."""
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -92,7 +98,7 @@ class RetryingClient:
         self.task: int | None = None
         """The task that is leased to this worker, as far as it knows."""
         self._pauses = backoff()
-        self._rejoins = self._paused = 0
+        self._rejoins = self._paused = self._mistaken = 0
 
     def answered(self, call: Callable[[], T]) -> T:
         while True:
@@ -109,9 +115,15 @@ class RetryingClient:
                 if refused.for_good or not (refused.temporary or by_proxy):
                     raise
                 self.outages.wait(refused)
+            except WrongScheme as error:
+                self._mistaken += 1
+                if self._mistaken >= (MISTAKEN_MAX if stale else MISTAKEN_AT_FIRST_MAX):
+                    raise
+                self.outages.wait(error)
             except Unreachable as error:
                 self.outages.wait(error)
             else:
+                self._mistaken = 0
                 self.outages.over()
                 return answer
 
