@@ -37,6 +37,7 @@ class OwnNames:
         self.public = tuple(public)
         self.names = None if names is None else (*dict.fromkeys((*LOOPBACK, *names, *self.public)),)
         self.behind_proxy = behind_proxy
+        self._plain = frozenset(self.names or ())
 
     @classmethod
     def of(cls, limits: ServerSettings, certified: Iterable[str] = ()) -> "OwnNames":
@@ -66,7 +67,7 @@ class OwnNames:
         return [*called, request.host] if called and request.host != called[0] else called
 
     def _is_own(self, host: str, request: web.BaseRequest) -> bool:
-        if any(stands_for(name, host) for name in self.names or ()):
+        if host in self._plain or any(stands_for(name, host) for name in self.names or ()):
             return True
         here = request.get_extra_info("sockname")
         return bool(host) and isinstance(here, tuple) and host == _address(str(here[0]))

@@ -79,7 +79,8 @@ class Outages:
         kind = "away" if self.away else word
         if self._told != kind:
             self._told = kind
-            self._say(f"{str(error).rstrip('.')}; trying again until it works")
+            how_long = "a few times more" if isinstance(error, WrongScheme) else "again until it works"
+            self._say(f"{str(error).rstrip('.')}; trying {how_long}")
         self._wait(self._backoff.next(at_least_s=(refused and refused.retry_after_s) or 0.0))
 
     def over(self) -> None:
