@@ -15,7 +15,7 @@ from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Command
 from offbeat.server.access import Role, TokenBook, TokenEntry
 from offbeat.server.driver import Happened
-from offbeat.server.folder import Begun
+from offbeat.server.folder import Begun, heartbeat_s_of
 from offbeat.server.long_poll import LongPoll, answered
 from offbeat.server.metrics import Metrics
 from offbeat.server.refusals import Refusal
@@ -32,8 +32,6 @@ PROTOCOL = 1
 JSON_BYTES_MAX = 64 << 10
 SECONDS_MAX = 1e9
 NUMBER_DIGITS_MAX = 15
-HEARTBEAT_MAX_S = 30.0
-HEARTBEATS_PER_LEASE = 3
 T = TypeVar("T")
 
 
@@ -57,7 +55,7 @@ class ServerContext:
         self.metrics_known = bool(begun.about.metrics)
         """Does the server evaluate? Else the workers' reports are gathered."""
         self.reports = Reports(begun.method.plan.evaluate_every)
-        self.heartbeat_s = min(HEARTBEAT_MAX_S, begun.method.plan.lease_s / HEARTBEATS_PER_LEASE)
+        self.heartbeat_s = heartbeat_s_of(begun.method.plan)
         self.joining, self.committed = asyncio.Lock(), asyncio.Event()
         self.disk_pool = ThreadPoolExecutor(8, "disk")
         self.finished = run.coordinator.finished
