@@ -111,20 +111,20 @@ class Faulty(SimulatedFleet):
         match int(self._silence() * 5):
             case 0:  # it is back while its lease may be opened again
                 back = silent + self.silent_s * (1 + 2 * self._silence())
-                yield from (HeartbeatArrived(back, lease.task), *self._beats(lease, back, done))
+                yield from (HeartbeatArrived(back, lease.task, lease.worker), *self._beats(lease, back, done))
             case 1:  # it is back about when the lease is over
                 back = silent + self.lease_s * (0.5 + self._silence())
-                yield from (HeartbeatArrived(back, lease.task), *self._beats(lease, back, done))
+                yield from (HeartbeatArrived(back, lease.task, lease.worker), *self._beats(lease, back, done))
             case 2:  # it asks, as if it had no task
                 yield TaskRequested(silent + self.silent_s * (1 + 2 * self._silence()), lease.worker)
             case 3:  # one sign of life, and then none for a second time
-                yield HeartbeatArrived(silent + self.silent_s * (1 + self._silence()), lease.task)
+                yield HeartbeatArrived(silent + self.silent_s * (1 + self._silence()), lease.task, lease.worker)
             case _:  # nothing is heard but its push, if there is one
                 pass
 
     def _beats(self, lease: Lease, begin: float, until: float) -> Iterator[Happening]:
         for n in range(1, int((until - begin) / (self.silent_s / 3)) + 1):
-            yield HeartbeatArrived(begin + n * self.silent_s / 3, lease.task)
+            yield HeartbeatArrived(begin + n * self.silent_s / 3, lease.task, lease.worker)
 
     def _silence(self) -> float:
         self._silences += 1

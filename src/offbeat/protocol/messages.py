@@ -140,6 +140,8 @@ class HeartbeatArrived:
 
     at: float
     task: int
+    worker: int | None = None
+    """Missing in ledgers of before it was recorded; nothing is decided by it, since only a lease's worker is heard."""
 
 
 @dataclass(frozen=True, slots=True)

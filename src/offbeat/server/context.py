@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import version
-from time import monotonic
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -120,7 +119,6 @@ def session_of(request: web.Request, worker: int | None = None) -> WorkerSession
     entry = request.get(TOKEN)
     if entry is not None and entry.role is Role.WORKER and entry.name != found.name:
         raise Refusal("not_yours", f"this session is that of {found.name}, and the token that of {entry.name}")
-    found.heard_at = monotonic()
     return found
 
 

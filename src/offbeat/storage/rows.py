@@ -103,7 +103,7 @@ _DECISION = "at t staleness outcome samples gradients decision"
 
 _PLAIN: dict[type[Event], RowShape] = {
     messages.VersionPublished: _shape("published", "at t"),
-    messages.HeartbeatArrived: _shape("heartbeat", "at task"),
+    messages.HeartbeatArrived: _shape("heartbeat", "at task worker"),
     messages.RequestEnded: _shape("request_ended", "at worker"),
     messages.FleetJoined: _shape("fleet_joined", "at detail"),
     messages.BadUpdateArrived: _shape("bad_update", "at task worker detail"),
