@@ -91,6 +91,11 @@ class Settings:
     dropout: float | str = _fleet(0.0, "Chance that a task is lost on its device: a number, uniform:0,0.3, ...")
     mix_s: float = _server(0.0, "Simulated: seconds that the server takes to mix one update.")
     lease_s: float = _server(3600.0, "Release a task after this many seconds without a sign of life.")
+    silent_s: float | None = _server(
+        None,
+        "Served: give the place of a worker to others after this many seconds without a sign of life. "
+        "[default: three heartbeats, 90]",
+    )
     queue_max: int = _server(64, "Updates that may wait to be mixed; workers with more are told to come back.")
     retry_after_s: float = _server(1.0, "Seconds after which a worker that met a full queue comes back.")
     answers_kept: int = _server(100_000, "Answers that are kept for updates that are pushed a second time.")
@@ -227,6 +232,7 @@ class SettingsDict(TypedDict, total=False):
     dropout: float | str
     mix_s: float
     lease_s: float
+    silent_s: float | None
     queue_max: int
     retry_after_s: float
     answers_kept: int

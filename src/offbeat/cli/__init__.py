@@ -24,7 +24,7 @@ from offbeat.cli.options import (
     settings_options,
 )
 from offbeat.cli.tokens import init, token
-from offbeat.cli.viewing import export, readmit, report, runs, status, track, ui, verify
+from offbeat.cli.viewing import export, pause, readmit, report, resume, runs, status, track, ui, verify
 from offbeat.cli.work import work
 from offbeat.errors import OffbeatError
 from offbeat.server.settings import ServerSettings
@@ -32,7 +32,7 @@ from offbeat.server.settings import ServerSettings
 SECTIONS = {
     "Try it": ("demo", "race"),
     "Simulate": ("simulate", "compare", "reproduce"),
-    "Serve": ("serve", "work", "init", "token", "readmit"),
+    "Serve": ("serve", "work", "init", "token", "pause", "resume", "readmit"),
     "Look at runs": ("runs", "status", "ui", "report", "verify", "export", "track"),
 }
 """All commands, as the help lists them."""
@@ -184,5 +184,5 @@ def reproduce(**options: Any) -> None:
     run(**options)
 
 
-for command in (status, runs, ui, report, verify, export, track, readmit, init, token, work):
+for command in (status, runs, ui, report, verify, export, track, pause, resume, readmit, init, token, work):
     main.add_command(command)

@@ -189,6 +189,33 @@ def readmit(server: str, worker: int, token: str | None, ca: Path | None) -> Non
 
 
 @click.command()
+@click.argument("server", metavar="URL|DIR")
+@TOKEN
+@CA
+def pause(server: str, token: str | None, ca: Path | None) -> None:
+    """Give out no more tasks.
+
+    Tasks that workers have are finished and judged, also over a restart of the server, until the run is resumed.
+    """
+    from offbeat.cli.remote import call, url_of
+
+    call(url_of(server), "POST", "/v1/pause", token, ca)
+    click.echo("Paused: no task is given out until `offbeat resume`.")
+
+
+@click.command()
+@click.argument("server", metavar="URL|DIR")
+@TOKEN
+@CA
+def resume(server: str, token: str | None, ca: Path | None) -> None:
+    """Go on with a run that is paused."""
+    from offbeat.cli.remote import call, url_of
+
+    call(url_of(server), "POST", "/v1/resume", token, ca)
+    click.echo("Resumed: tasks are given out again.")
+
+
+@click.command()
 @click.argument("folder", type=FOLDER)
 @click.argument("trackers", nargs=-1, required=True)
 @click.option("--live", is_flag=True, help="Follow the run until it is finished.")

@@ -3,8 +3,8 @@
 Rules kept here:
 - The task is loaded after the worker has joined, with the settings that the server sends.
 - Two workers on one machine never share a folder: without --dir each takes the first that is free.
-- The exit status is 0 when the run is finished or the worker was told to stop, 1 when trainings fail, 2 on any other
-  error.
+- The exit status is 0 when the run is finished or the worker was told to stop, 1 when trainings fail, 4 when the server
+  could not be reached for --give-up-after, 2 on any other error.
 """
 
 import os
@@ -33,6 +33,12 @@ GROUPS = {
     **dict.fromkeys(("device", "name", "only_when", "gate", "threads", "nice", "at_least_s"), "Device"),
 }
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class ServerUnreached(click.ClickException):
+    """The server was waited for as long as the user said."""
+
+    exit_code = 4
 
 
 class WorkFailed(click.ClickException):
@@ -69,6 +75,13 @@ class WorkFailed(click.ClickException):
 @click.option("--nice", default=0, show_default=True, envvar="OFFBEAT_NICE", help="Lower the priority: 0..19.")
 @click.option("--journal", type=FILE, envvar="OFFBEAT_JOURNAL", help="Write every acknowledged update to this file.")
 @click.option("--at-least-s", default=0.0, help="Make every task take at least this many seconds, like a slow device.")
+@click.option(
+    "--give-up-after",
+    type=float,
+    metavar="S",
+    envvar="OFFBEAT_GIVE_UP_AFTER",
+    help="End with status 4 when the server could not be reached for this many seconds.  [default: never]",
+)
 @click.option("--failures-max", default=5, show_default=True, help="Give up after this many failed trainings in a row.")
 @TASK_ARGS
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
@@ -82,6 +95,7 @@ def work(
     from offbeat.errors import OffbeatError
     from offbeat.worker.api_answers import RequestRefused
     from offbeat.worker.loop import GaveUp
+    from offbeat.worker.retrying import ServerLost
     from offbeat.worker.settings import TOKEN, WorkerSettings, token_of
 
     settings = WorkerSettings(token=token_of(token, token_file), **flags)
@@ -89,6 +103,8 @@ def work(
         _work(task, settings, (lambda _line: None) if quiet else partial(click.echo, err=True), task_args or {})
     except GaveUp as error:
         raise WorkFailed(str(error)) from error
+    except ServerLost as error:
+        raise ServerUnreached(str(error)) from error
     except RequestRefused as refused:
         if refused.error not in ("no_token", "bad_token"):
             raise

@@ -180,7 +180,7 @@ class FlowerRun:
                 log.warning("Worker %d gets no more tasks: %s", command.worker, command.why)
             case messages.Finish():
                 log.info("Finished: %s", command.reason)
-            case messages.TellFinished() | messages.TellQuarantined():
+            case messages.TellFinished() | messages.TellQuarantined() | messages.EndSilence():
                 pass  # a node without a message does nothing
             case _:
                 assert_never(command)

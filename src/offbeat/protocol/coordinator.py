@@ -6,6 +6,8 @@ Rules kept here:
 - A lease's tau is the newest published version; staleness is counted from it to the mixing, so queued updates count.
 - A task is answered once. A push that comes again gets the first answer again and changes nothing.
 - A released lease frees its device, but a late push under it is still judged.
+- A worker that is not heard of for `silent_s` is silent: its place goes to others, and it may get its lease back.
+- While the run is paused no task is given out; everything that is open is judged.
 - A quarantined worker is given no task, and its updates are refused.
 - It waits for no worker: no start barrier, no fixed number of workers; they join and leave at any time.
 
@@ -61,7 +63,7 @@ class Coordinator:
         self.judge = Judge(rule, plan)
         self.dispatcher = Dispatcher(plan, self.scheduler, available, seed)
         self.book, self.idle = self.dispatcher.book, self.dispatcher.idle
-        self.leases, self.released = self.book.open, self.book.released
+        self.leases, self.silent, self.released = self.book.open, self.book.silent, self.book.released
         self.group, self.contribution = self.dispatcher.group, self.dispatcher.contribution
         self.woken_at = inf
         """The moment of the last `WakeAt` that has not come yet."""
@@ -111,7 +113,11 @@ class Coordinator:
             case messages.WorkerReadmitted():
                 self.judge.quarantined.readmit(event.worker)
             case messages.HeartbeatArrived():
-                self.book.extend(event.task, self.at + self.plan.lease_s)
+                self._beat(event.task)
+            case messages.RunPaused():
+                self.dispatcher.pause()
+            case messages.RunResumed():
+                self.dispatcher.paused = False
             case messages.Evaluated():
                 self._evaluated(event)
             case _:
@@ -130,6 +136,10 @@ class Coordinator:
     def queued(self) -> int:
         """Updates decided on and not yet mixed."""
         return self.applied - self.mixed
+
+    @property
+    def paused(self) -> bool:
+        return self.dispatcher.paused
 
     @property
     def quarantined(self) -> dict[int, str]:
@@ -169,15 +179,26 @@ class Coordinator:
     # --- workers -----------------------------------------------------------------------------------------------------
 
     def _requested(self, worker: int) -> None:
-        lease = self.book.of_worker(worker)
         if self.end_reason:
             self._commands.append(messages.TellFinished(worker))
         elif worker in self.quarantined:
             self._commands.append(messages.TellQuarantined(worker, self.quarantined[worker]))
-        elif lease:
-            self._commands.append(messages.SendTask(lease))
         else:
-            self.dispatcher.wait(worker)
+            self._heard_again(worker)
+            lease = self.book.of_worker(worker)
+            if lease:
+                self._commands.append(messages.SendTask(lease))
+            else:
+                self.dispatcher.wait(worker)
+
+    def _beat(self, task: int) -> None:
+        silent = self.silent.get(task)
+        if silent and not self.end_reason:
+            self._heard_again(silent.worker)
+        self.book.extend(task, self.at + self.plan.hold_s)
+
+    def _heard_again(self, worker: int) -> None:
+        self._commands += self.dispatcher.heard_again(worker, self.at, self.t, self.t_decided, self.queued)
 
     def _left(self, worker: int) -> None:
         self._commands += self.dispatcher.dismiss(worker)
@@ -187,6 +208,8 @@ class Coordinator:
         lease = self.leases.get(event.task)
         if lease and lease.worker == event.worker:
             self._commands.append(self.dispatcher.release(lease))
+        elif event.task in self.silent and self.silent[event.task].worker == event.worker:
+            self._commands += self.dispatcher.give_away(event.worker)
 
     def _bad_arrived(self, event: messages.BadUpdateArrived) -> None:
         """It counts where a push would be judged: under an open or released lease of the worker that sent it."""

@@ -41,6 +41,7 @@ class Lease:
     tau: int
     granted_at: float
     deadline: float
+    """When its place is given to others, unless its worker is heard of before."""
     local_iterations: int | None = None
     gamma: float | None = None
 
@@ -135,8 +136,12 @@ class ServerRestarted:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatArrived:
+    """The worker of this task is at work on it; a silent one may get its lease back."""
+
     at: float
     task: int
+    worker: int | None = None
+    """Missing in ledgers of before it was recorded; nothing is decided by it, since only a lease's worker is heard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +191,18 @@ class WorkerReadmitted:
 
 
 @dataclass(frozen=True, slots=True)
+class RunPaused:
+    """An operator decided that no task is given out until the run is resumed; open leases go on and are judged."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunResumed:
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateMixed:
     """The data plane applied the decision of this sequence number."""
 
@@ -217,7 +234,7 @@ class TimePassed:
 
 OfWorker = WorkerJoined | WorkerLeft | TaskRequested | RequestEnded | WorkerBarred | WorkerReadmitted
 OfTask = LeaseReturned | HeartbeatArrived | UpdateArrived | BadUpdateArrived
-OfRun = FleetJoined | ServerRestarted | UpdateMixed | VersionPublished | Evaluated | TimePassed
+OfRun = FleetJoined | ServerRestarted | RunPaused | RunResumed | UpdateMixed | VersionPublished | Evaluated | TimePassed
 Event = OfWorker | OfTask | OfRun
 
 
@@ -235,6 +252,16 @@ class ReleaseTask:
 
     lease: Lease
     revoked: bool
+    silent: bool = False
+    """Its worker was not heard of for too long; it may get the lease back when it is heard of again."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndSilence:
+    """The worker of a silent lease was heard of again: the lease is open again (`resumed`), or released for good."""
+
+    lease: Lease
+    resumed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +330,6 @@ class Finish:
     reason: str
 
 
-ToWorker = SendTask | ReleaseTask | AnswerPush | TellFinished | TellQuarantined
+ToWorker = SendTask | ReleaseTask | EndSilence | AnswerPush | TellFinished | TellQuarantined
 ToServer = MixUpdate | PublishVersion | EvaluateModel | WakeAt | Quarantine | Finish
 Command = ToWorker | ToServer

@@ -49,6 +49,9 @@ class Plan:
     """Open leases that one device may have; None is no limit."""
     lease_s: float = 3600.0
     """A lease without a sign of life for this long is released."""
+    silent_s: float = inf
+    """A worker without a sign of life for this long is silent: others get its place, and it gets its lease back where
+    it is heard of within `lease_s` and there is room."""
     queue_max: int = 64
     """Updates decided on and not yet mixed; more are told to come back."""
     retry_after_s: float = 1.0
@@ -79,7 +82,7 @@ class Plan:
             self._at_least(name, 1)
         for name in ("tasks_per_device", "bad_updates_max", "epochs", "gradients", "not_finite_max"):
             self._at_least(name, 1)
-        for name in ("lease_s", "retry_after_s", "pace_wait_s", "until_s"):
+        for name in ("lease_s", "silent_s", "retry_after_s", "pace_wait_s", "until_s"):
             if not getattr(self, name) > 0:
                 raise InvalidValue(f"{name} is {getattr(self, name)!r} but must be > 0 seconds")
         if self.staleness_policy not in get_args(StalenessPolicy):
@@ -96,6 +99,11 @@ class Plan:
         value = getattr(self, name)
         if value is not None and value < least:
             raise InvalidValue(f"{name} is {value!r} but must be a whole number >= {least}")
+
+    @property
+    def hold_s(self) -> float:
+        """How long a lease keeps its place without a sign of life."""
+        return min(self.silent_s, self.lease_s)
 
     def bound(self) -> float:
         """The largest staleness that is accepted."""

@@ -101,6 +101,7 @@ def _rest(c: Coordinator) -> State:
         "gradients_mixed": c.gradients_mixed,
         "tasks": d.book.tasks,
         "held": d.pace.held_back,
+        "paused": d.paused,
     }
 
 
@@ -113,6 +114,7 @@ def _restore_rest(c: Coordinator, state: State) -> None:
     d.book.tasks, d.book.tasks_of = state["tasks"], dict(state["numbers"])
     d.speeds.restore(state["speeds"])
     d.group.restore(state["group"])
+    d.paused = state.get("paused", False)  # missing in states of before a run could be paused
     d.pace.held_back = None if state["held"] is None else (state["held"][0], state["held"][1])
 
 

@@ -42,6 +42,8 @@ ROUTES = (
     ApiRoute("POST", "/v1/workers/{worker}/ask", calls.ask, Right.WORK),
     ApiRoute("POST", "/v1/workers/{worker}/quarantine", calls.bar, Right.MANAGE),
     ApiRoute("POST", "/v1/workers/{worker}/readmit", calls.readmit, Right.MANAGE),
+    ApiRoute("POST", "/v1/pause", calls.pause, Right.MANAGE),
+    ApiRoute("POST", "/v1/resume", calls.resume, Right.MANAGE),
     ApiRoute("GET", "/v1/models/{t}", pulls.pull, Right.MODELS),
     ApiRoute("GET", "/v1/runs/{run}/models/{t}", pulls.pull_of_run, Right.MODELS),
     ApiRoute("GET", "/v1/allowed/models", pulls.allowed, Right.MODELS),

@@ -1,4 +1,4 @@
-"""Owns the small calls of workers: join, ask, heartbeat, hand back, leave; and the administrator's readmit.
+"""Owns the small calls of workers: join, ask, heartbeat, hand back, leave; and the administrator's, such as readmit.
 
 Rules kept here:
 - A worker's number and session are on the disk before it hears of them; a lease likewise.
@@ -101,19 +101,25 @@ async def _joined(
     worker = sessions.number(name)
     if device is None:
         device = sessions.device(name, context.devices)
-    await _release_other(context, worker, holding)
+    silent = await _release_other(context, worker, holding)
     secret = new_secret(worker)
     facts = (worker, device, name, digest_of(secret))
     await context.tell(lambda at: messages.WorkerJoined(at, *facts))
+    if silent is not None:
+        await context.tell(lambda at: messages.HeartbeatArrived(at, silent, worker))
     return secret, sessions.take(messages.WorkerJoined(0.0, *facts))
 
 
-async def _release_other(context: ServerContext, worker: int, holding: int | None) -> None:
-    """A worker that comes back without the task that it was leased will not do it."""
-    lease: Lease | None = await context.ask(lambda c: c.book.of_worker(worker))
-    if lease is not None and lease.task != holding:
-        task = lease.task
+async def _release_other(context: ServerContext, worker: int, holding: int | None) -> int | None:
+    """A worker that comes back without the task that it was leased will not do it.
+
+    The task, where it holds one that it was silent about.
+    """
+    lease, silent = await context.ask(lambda c: (c.book.of_worker(worker), c.book.silent_of(worker)))
+    task = (lease or silent).task if lease or silent else None
+    if task is not None and task != holding:
         await context.tell(lambda at: messages.LeaseReturned(at, worker, task))
+    return task if silent and task == holding else None
 
 
 def _about(context: ServerContext, session: WorkerSession, secret: str) -> dict[str, Any]:
@@ -142,6 +148,16 @@ async def leave(request: web.Request) -> web.Response:
     session = session_of(request, number_in_path(request, "worker"))
     await context.tell(lambda at: messages.WorkerLeft(at, session.worker))
     context.sessions.left(session.worker)
+    return web.Response(status=204)
+
+
+async def pause(request: web.Request) -> web.Response:
+    await context_of(request).tell(messages.RunPaused)
+    return web.Response(status=204)
+
+
+async def resume(request: web.Request) -> web.Response:
+    await context_of(request).tell(messages.RunResumed)
     return web.Response(status=204)
 
 
@@ -228,14 +244,17 @@ async def heartbeat(request: web.Request) -> web.Response:
     progress = body.get("progress")
     if progress is not None and not 0 <= progress <= 1:
         raise Refusal("bad_request", f"progress is {progress!r} but must lie in 0..1")
-    await context.ask(lambda c: _refuse_released(c, session.worker, task))
-    await context.tell(lambda at: messages.HeartbeatArrived(at, task))
+    silent = await context.ask(lambda c: _is_silent(c, session.worker, task))
+    commands = await context.tell(lambda at: messages.HeartbeatArrived(at, task, session.worker))
+    if silent and not any(isinstance(command, messages.EndSilence) and command.resumed for command in commands):
+        raise Refusal("released", f"the place of task {task} was given to another worker while this one was silent")
     session.progress = progress
     lease_s = context.run.coordinator.plan.lease_s
     return answer({"lease_s": lease_s if isfinite(lease_s) else None})
 
 
-def _refuse_released(c: Coordinator, worker: int, task: int) -> None:
+def _is_silent(c: Coordinator, worker: int, task: int) -> bool:
+    """Is this the lease of a worker that was silent? One that is over, or another worker's, is refused."""
     lease, revoked = c.book.find(task)
     if lease is None:
         raise Refusal(
@@ -243,8 +262,9 @@ def _refuse_released(c: Coordinator, worker: int, task: int) -> None:
         )
     if lease.worker != worker:
         raise Refusal("not_yours", f"task {task} was leased to another worker")
-    if task not in c.leases:
+    if task not in c.leases and task not in c.silent:
         raise Refusal("revoked" if revoked else "released", f"the lease of task {task} is over")
+    return task in c.silent
 
 
 async def hand_back(request: web.Request) -> web.Response:

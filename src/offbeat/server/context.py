@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import version
-from time import monotonic
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -15,7 +14,7 @@ from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Command
 from offbeat.server.access import Role, TokenBook, TokenEntry
 from offbeat.server.driver import Happened
-from offbeat.server.folder import Begun
+from offbeat.server.folder import Begun, heartbeat_s_of
 from offbeat.server.long_poll import LongPoll, answered
 from offbeat.server.metrics import Metrics
 from offbeat.server.refusals import Refusal
@@ -32,8 +31,6 @@ PROTOCOL = 1
 JSON_BYTES_MAX = 64 << 10
 SECONDS_MAX = 1e9
 NUMBER_DIGITS_MAX = 15
-HEARTBEAT_MAX_S = 30.0
-HEARTBEATS_PER_LEASE = 3
 T = TypeVar("T")
 
 
@@ -57,7 +54,7 @@ class ServerContext:
         self.metrics_known = bool(begun.about.metrics)
         """Does the server evaluate? Else the workers' reports are gathered."""
         self.reports = Reports(begun.method.plan.evaluate_every)
-        self.heartbeat_s = min(HEARTBEAT_MAX_S, begun.method.plan.lease_s / HEARTBEATS_PER_LEASE)
+        self.heartbeat_s = heartbeat_s_of(begun.method.plan)
         self.joining, self.committed = asyncio.Lock(), asyncio.Event()
         self.disk_pool = ThreadPoolExecutor(8, "disk")
         self.finished = run.coordinator.finished
@@ -122,7 +119,6 @@ def session_of(request: web.Request, worker: int | None = None) -> WorkerSession
     entry = request.get(TOKEN)
     if entry is not None and entry.role is Role.WORKER and entry.name != found.name:
         raise Refusal("not_yours", f"this session is that of {found.name}, and the token that of {entry.name}")
-    found.heard_at = monotonic()
     return found
 
 

@@ -275,7 +275,7 @@ class Driver:
                 self._outside.over(command.reason)
             case messages.AnswerPush():
                 pass  # the push that waits for this reads it from the commands that it is answered with
-            case messages.ReleaseTask():
+            case messages.ReleaseTask() | messages.EndSilence():
                 pass  # the worker learns of it with its next heartbeat
             case messages.Quarantine() | messages.WakeAt():
                 pass  # the first is for the ledger alone, the second was noted when it was handled

@@ -1,7 +1,7 @@
 """Owns how a served run comes to be in its folder, and how it is found there again.
 
     settings.json    what the user set, as in every run's folder
-    run.json         the run's own name, and what the task said about itself
+    run.json         the run's own name, what the task said about itself, and when a worker is silent
     x_0.safetensors  the first model
     server.json      where the server is to be found, while it runs
 
@@ -14,6 +14,7 @@ import json
 import secrets
 import shutil
 from dataclasses import asdict, dataclass, replace
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from offbeat.hosting.loading import identity
 from offbeat.hosting.task_host import TaskDescription
 from offbeat.hosting.task_process import TaskProcess
 from offbeat.method import Method, method_of
+from offbeat.protocol.plan import Plan
 from offbeat.server.served_run import ServedRun
 from offbeat.settings import Settings
 from offbeat.storage.disk import Disk
@@ -33,6 +35,9 @@ from offbeat.wire import mapped
 
 RUN, X_0, WHERE = "run.json", "x_0.safetensors", "server.json"
 BAD_UPDATES_MAX = 5
+HEARTBEAT_MAX_S = 30.0
+HEARTBEATS_MISSED = 3
+"""A worker that has missed this many is silent."""
 WORLD = (
     *("device_model", "down_mbps", "up_mbps", "availability", "availability_period_s", "dropout", "mix_s"),
     *("executor", "ray_address", "ray_gpus", "ray_results_max"),
@@ -62,13 +67,23 @@ def begin(path: Path, spec: str, settings: Settings, process: TaskProcess, x_0: 
             _refuse_another(path, x_0)
         facts = read_json(path / RUN)
         about = TaskDescription(**{**facts["about"], "metrics": tuple(facts["about"]["metrics"])})
-        return Begun(folder, facts["run"], about, served_method(settings, about))
+        return Begun(folder, facts["run"], about, served_method(settings, about, facts.get("silent_s")))
     except BaseException:
         folder.close()
         raise
 
 
-def served_method(settings: Settings, about: TaskDescription) -> Method:
+def silent_s_of(settings: Settings) -> float | None:
+    """After how long a worker of a new run is silent; None where a lease has no end.
+
+    It is written down, since a redo must decide alike: runs of before there was silence go on without it.
+    """
+    silent_s = HEARTBEATS_MISSED * HEARTBEAT_MAX_S if settings.silent_s is None else settings.silent_s
+    held_s = replace(Plan(), silent_s=silent_s, lease_s=settings.lease_s).hold_s  # which refuses what makes no sense
+    return held_s if isfinite(held_s) else None
+
+
+def served_method(settings: Settings, about: TaskDescription, silent_s: float | None) -> Method:
     """The method of a served run; what a server cannot do is refused."""
     if about.refreshes:
         raise InvalidValue(
@@ -82,7 +97,12 @@ def served_method(settings: Settings, about: TaskDescription) -> Method:
     if plan.target is not None and about.metrics and plan.target.metric not in about.metrics:
         known = ", ".join(about.metrics)
         raise InvalidValue(f"target is {plan.target} but the task's metrics are {known}; the run would never end")
-    return replace(method, plan=plan)
+    return replace(method, plan=replace(plan, silent_s=inf if silent_s is None else silent_s))
+
+
+def heartbeat_s_of(plan: Plan) -> float:
+    """How often a worker says that it is at work."""
+    return min(HEARTBEAT_MAX_S, plan.hold_s / HEARTBEATS_MISSED)
 
 
 def _refuse_lost(path: Path) -> None:
@@ -104,10 +124,11 @@ def _first(path: Path, settings: Settings, process: TaskProcess, x_0: Path | Non
     _tidy(path)
     try:
         about = process.about()
-        method = served_method(settings, about)
+        silent_s = silent_s_of(settings)
+        method = served_method(settings, about, silent_s)
         layout = process.initial(settings.seed, path / X_0)
         model = _model(x_0 or path / X_0, layout)
-        facts: dict[str, Any] = {"run": secrets.token_hex(8), "about": asdict(about)}
+        facts: dict[str, Any] = {"run": secrets.token_hex(8), "about": asdict(about), "silent_s": silent_s}
         disk.write_whole(path / RUN, [json.dumps(facts, indent=2).encode()])
         ServedRun.begin(path, model, method, disk)
     except BaseException:

@@ -189,9 +189,10 @@ class ServedRun:
         x_tau, base_gone = None, False
         if self.versions.on_disk:
             try:
-                x_tau = self.versions.of(tau).vector
+                x_tau = self.versions.of(tau).vector if self.versions.lasts(tau) else None
             except VersionGone:
-                base_gone = True
+                x_tau = None
+            base_gone = x_tau is None
         if x_tau is None or not self.coordinator.needs_distance:
             return self.updater.finite(x, between=lambda: unload([x])), None, base_gone
         distance = self.updater.distance(x, x_tau, between=lambda: unload([x, x_tau]))

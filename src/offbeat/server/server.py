@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from offbeat.core.layout import Model
@@ -40,7 +39,7 @@ from offbeat.server.long_poll import LongPoll, call_on, wait_for
 from offbeat.server.metrics import Metrics, Timed
 from offbeat.server.own_names import OwnNames
 from offbeat.server.served_run import Observers, ServedRun
-from offbeat.server.sessions import WorkerSession, WorkerSessions
+from offbeat.server.sessions import WorkerSessions
 from offbeat.server.settings import AccessSettings, ServerSettings
 from offbeat.server.views import counts
 from offbeat.settings import Settings
@@ -51,8 +50,6 @@ from offbeat.storage.rows import as_event
 from offbeat.storage.run_folder import FINAL, LEDGER, SUMMARY
 from offbeat.wire import body_of, header_of
 
-GOODBYE_S = 10.0
-"""With --exit-when-finished: how long workers have to hear that the run is finished."""
 HEARD_AGAIN_S = 0.2
 CLOSE_S = 2.0
 RETRY_S = 5.0
@@ -260,17 +257,15 @@ class Server:
                 await wait_for(self.stopped, RETRY_S)
         log.info("finished: %s", self.run.coordinator.end_reason)
         if self.options.exit_when_finished:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(GOODBYE_S):
-                    while any(map(self._is_there, self.context.sessions.all())):
-                        await wait_for(self.context.committed, HEARD_AGAIN_S)  # one of them may have left
+            await self._say_goodbye()
             self.stopped.set()
 
-    def _is_there(self, session: WorkerSession) -> bool:
-        """A worker that has not left, and was heard of before it would be taken for dead."""
-        return bool(session.digest) and (
-            session.asking or monotonic() - session.heard_at < self.begun.method.plan.lease_s
-        )
+    async def _say_goodbye(self) -> None:
+        """Answer for a while, until all have left: whoever comes, or comes back, hears that the run is finished."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.options.limits.goodbye_s):
+                while any(session.digest for session in self.context.sessions.all()):
+                    await wait_for(self.context.committed, HEARD_AGAIN_S)  # one of them may have left
 
     def _write_results(self) -> None:
         folder = self.options.folder

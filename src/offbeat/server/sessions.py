@@ -11,7 +11,6 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf
 
 from offbeat.protocol.messages import WorkerJoined, WorkerLeft
 from offbeat.server.access import digest_of
@@ -29,8 +28,6 @@ class WorkerSession:
     progress: float | None = None
     """How far it says it is with its task."""
     asking: bool = False
-    heard_at: float = -inf
-    """When it last sent anything, on the machine's clock."""
 
 
 class WorkerSessions:

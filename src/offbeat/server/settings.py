@@ -29,6 +29,9 @@ class ServerSettings:
     versions_bytes_max: int = _setting(1 << 30, "Most bytes of versions in memory; two versions are always kept.")
     head_s: float = _setting(20.0, "Seconds for a new connection to send the head of its first request.")
     stall_s: float = _setting(60.0, "Cut an upload after this many seconds without data; the worker can resume it.")
+    goodbye_s: float = _setting(
+        10.0, "With --exit-when-finished: seconds that workers have to hear that the run is finished."
+    )
     checkpoint_every: int = _setting(100, "Versions between two checkpoints.")
     keep_updates: str = _setting("needed", "Updates that stay on the disk: needed (for a restart) or all.")
     updater_threads: int = _setting(1, "Threads that mix; more than one helps from about ten million parameters on.")
@@ -42,6 +45,8 @@ class ServerSettings:
         for name in ("poll_s", "head_s", "stall_s"):
             if not 0 < getattr(self, name) <= 3600:
                 raise InvalidValue(f"{name} is {getattr(self, name)} but must lie in (0, 3600] seconds")
+        if not 0 <= self.goodbye_s <= 3600:
+            raise InvalidValue(f"goodbye_s is {self.goodbye_s} but must lie in [0, 3600] seconds")
         if not 0 <= self.port < 1 << 16:
             raise InvalidValue(f"port is {self.port} but must lie in 0..65535; 0 picks a free one")
         if not isinstance(self.behind_proxy, bool):

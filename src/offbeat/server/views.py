@@ -58,6 +58,8 @@ def counts(c: Coordinator) -> dict[str, Any]:
         "rejected": c.judge.decisions - c.applied,
         "duplicates": c.judge.duplicates,
         "quarantined": len(c.quarantined),
+        "silent": len(c.silent),
+        "paused": c.paused,
         "metrics": {} if newest is None else dict(newest.metrics),
         "metrics_t": None if newest is None else newest.t,
         "at_s": c.at,
@@ -72,18 +74,27 @@ async def workers(request: web.Request) -> web.Response:
 
 def _worker(c: Coordinator, session: Any) -> dict[str, Any]:
     lease, why = c.book.of_worker(session.worker), c.quarantined.get(session.worker)
-    state = "quarantined" if why is not None else "working" if lease else "idle" if session.asking else "away"
     return {
         "worker": session.worker,
         "name": session.name,
         "device": session.device,
-        "state": state,
+        "state": _state(c, session),
         "task": lease.task if lease else None,
         "tau": lease.tau if lease else None,
         "progress": session.progress if lease else None,
         "mass": c.contribution.mass.get(session.device, 0.0),
         "why": why,
     }
+
+
+def _state(c: Coordinator, session: Any) -> str:
+    if session.worker in c.quarantined:
+        return "quarantined"
+    if c.book.of_worker(session.worker):
+        return "working"
+    if c.book.silent_of(session.worker):
+        return "silent"
+    return "idle" if session.asking else "away"
 
 
 async def health(request: web.Request) -> web.Response:

@@ -148,6 +148,8 @@ class Engine:
                 self._evaluating.append(command.t)
             case messages.ReleaseTask():
                 self._release(command, at)
+            case messages.EndSilence():
+                self._forget_unless(command.lease.task, kept=command.resumed)
             case messages.TellFinished() | messages.TellQuarantined() | messages.Quarantine():
                 pass  # a simulated worker that is given nothing does nothing
             case messages.Finish():
@@ -204,7 +206,12 @@ class Engine:
                 self._revoked.add(task)
             for happening in self.source.revoked(command.lease, at):
                 self._push(happening, now=at)
-        self._forget(task)
+        self._forget_unless(task, kept=command.silent)
+
+    def _forget_unless(self, task: int, *, kept: bool) -> None:
+        """A silent lease may be opened again."""
+        if not kept:
+            self._forget(task)
 
     def _forget(self, task: int) -> None:
         """Drop a task's vectors, unless an update of it is still on its way or waits to be mixed."""

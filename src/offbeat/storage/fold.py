@@ -63,17 +63,18 @@ FEEDS = {
         "sequence at kind worker device detail",
     ),
     "leased": _feed("leased", "sequence at task worker device"),
-    "released": _feed("released", "at task worker granted_at deadline detail"),
+    "released": _feed("released heard_again", "at task worker granted_at deadline detail kind"),
     "published": _feed("published", "at t"),
     "decided": _feed(
         "decided",
         "t staleness outcome keep new publish gradients decision device worker sequence at task granted_at",
     ),
     "mixed": _feed("mixed", "decision"),
-    "heartbeat": _feed("heartbeat", "task at", "task"),
+    "heartbeat": _feed("heartbeat", "task worker at", "task"),
     "asked": _feed("requested request_ended", "kind worker sequence at", "kind worker"),
     "evaluated": _feed("evaluated", "sequence at t detail"),
     "lost": _feed("lost", "at task decision"),
+    "paused": _feed("run_paused run_resumed", "kind"),
     "finished": _feed("finished", "detail"),
 }
 """By name, in the order in which they are folded: a task's lease comes before its end."""

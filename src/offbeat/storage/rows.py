@@ -58,9 +58,9 @@ class Row(NamedTuple):
 
 KINDS = (
     *("fleet_joined", "joined", "left", "returned", "requested", "request_ended", "heartbeat", "arrived", "mixed"),
-    *("published", "restarted", "bad_update", "barred", "quarantined", "readmitted"),
+    *("published", "restarted", "run_paused", "run_resumed", "bad_update", "barred", "quarantined", "readmitted"),
     *("lost", "evaluated", "time_passed", "leased", "released", "decided", "busy", "unknown", "not_yours", "repeated"),
-    "finished",
+    *("heard_again", "finished"),
 )
 
 
@@ -103,11 +103,13 @@ _DECISION = "at t staleness outcome samples gradients decision"
 
 _PLAIN: dict[type[Event], RowShape] = {
     messages.VersionPublished: _shape("published", "at t"),
-    messages.HeartbeatArrived: _shape("heartbeat", "at task"),
+    messages.HeartbeatArrived: _shape("heartbeat", "at task worker"),
     messages.RequestEnded: _shape("request_ended", "at worker"),
     messages.FleetJoined: _shape("fleet_joined", "at detail"),
     messages.BadUpdateArrived: _shape("bad_update", "at task worker detail"),
     messages.ServerRestarted: _shape("restarted", "at"),
+    messages.RunPaused: _shape("run_paused", "at"),
+    messages.RunResumed: _shape("run_resumed", "at"),
     messages.WorkerBarred: _shape("barred", "at worker detail"),
     messages.WorkerReadmitted: _shape("readmitted", "at worker"),
     messages.LeaseReturned: _shape("returned", "at worker task"),
@@ -126,6 +128,7 @@ _MIXED = _shape("mixed", "at decision")
 _EVALUATED = _shape("evaluated", "at t detail")
 _LEASED = _shapes("leased", "at")
 _RELEASED = _shapes("released", "at detail")
+_HEARD_AGAIN = _shapes("heard_again", "at detail")
 _REFUSED = _shapes("decided", _DECISION)
 _APPLIED = _shapes("decided", f"{_DECISION} keep new base publish")
 _LOST = _shape("lost", "at task decision")
@@ -184,7 +187,13 @@ def _leased(command: messages.SendTask, at: float) -> NewRow:
 
 def _released(command: messages.ReleaseTask, at: float) -> NewRow:
     lease = _of_lease(command.lease)
-    return NewRow(_RELEASED[len(lease) > LEASE_COLUMNS], (at, _detail(revoked=command.revoked), *lease))
+    silent = {"silent": True} if command.silent else {}
+    return NewRow(_RELEASED[len(lease) > LEASE_COLUMNS], (at, _detail(revoked=command.revoked, **silent), *lease))
+
+
+def _heard_again(command: messages.EndSilence, at: float) -> NewRow:
+    lease = _of_lease(command.lease)
+    return NewRow(_HEARD_AGAIN[len(lease) > LEASE_COLUMNS], (at, _detail(resumed=command.resumed), *lease))
 
 
 def _answered(command: messages.AnswerPush, at: float) -> NewRow:
@@ -237,6 +246,7 @@ COMMANDS: dict[type[Command], AnswerToRow] = {
     messages.AnswerPush: _answered,
     messages.SendTask: _leased,
     messages.ReleaseTask: _released,
+    messages.EndSilence: _heard_again,
     messages.Quarantine: lambda command, at: NewRow(_QUARANTINED, (at, command.worker, _detail(why=command.why))),
     messages.Finish: lambda command, at: NewRow(_FINISHED, (at, _detail(reason=command.reason))),
 }

@@ -18,7 +18,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
 
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.protocol.messages import WorkerBarred, WorkerReadmitted
+from offbeat.protocol.messages import RunPaused, RunResumed, WorkerBarred, WorkerReadmitted
 from offbeat.server.access import Right, Role, TokenBook
 from offbeat.server.http_connection import HEAD_TOO
 from offbeat.server.own_names import OWN_NAMES, OwnNames
@@ -80,6 +80,7 @@ OF_RUN = (
     PageRoute("GET", r"/updates/{task:\d+}.json", Site.story),
     PageRoute("GET", "/events", Site.events),
     PageRoute("POST", r"/workers/{worker:\d+}/{what:quarantine|readmit}", Site.step_in, Right.MANAGE, guarded=True),
+    PageRoute("POST", "/{what:pause|resume}", Site.step_in, Right.MANAGE, guarded=True),
 )
 OF_FOLDER = (
     PageRoute("GET", "/", Site.page, page=True),
@@ -120,7 +121,10 @@ def furnish(server: "Server") -> None:
         return
     context = server.context
 
-    async def act(what: str, worker: int) -> None:
+    async def act(what: str, worker: int | None) -> None:
+        if worker is None:
+            await context.tell(RunPaused if what == "pause" else RunResumed)
+            return
         if context.sessions.of(worker) is None:
             raise Refusal("not_found", f"there is no worker {worker}", do="Look at the list of workers.")
         if what == "readmit":

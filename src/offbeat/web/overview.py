@@ -27,6 +27,8 @@ def overview(reading: RunReader) -> dict[str, Any]:
         "in_flight": 0 if reading.state == "finished" else len(fleet.open),  # what is still out is not wanted any more
         "queued": fleet.queued,
         "workers": fleet.here(),
+        "silent": fleet.silent(),
+        "paused": fleet.paused,
         "rejected": dict(fold.rejected()),
         "duplicates": fold.duplicates,
         "updates_per_minute": 60.0 * updates_per_s(fleet.applied_at, now),
@@ -135,6 +137,8 @@ def _health(reading: RunReader) -> tuple[str, str]:
         return "good", f"finished: {reason or f'{fold.t} epochs'}"
     if reading.state == "interrupted":
         return "bad", f"interrupted at epoch {fold.t}: start it again with the same command and it goes on"
+    if reading.fleet.paused:
+        return "warning", "paused by an administrator: no task is given out until the run is resumed"
     return _of_fleet(reading) or _of_queue(reading) or ("good", "healthy")
 
 
@@ -145,6 +149,8 @@ def _of_fleet(reading: RunReader) -> tuple[str, str] | None:
     if quarantined:
         words = f"{quarantined} worker{'s' if quarantined > 1 else ''} quarantined"
         return ("bad", f"all {here} workers are quarantined") if quarantined == here else ("warning", words)
+    if here and reading.fleet.silent() == here:
+        return "bad", f"all {here} workers are silent: look at the network, or start some with offbeat work"
     return None
 
 

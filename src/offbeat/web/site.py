@@ -20,8 +20,10 @@ from offbeat.web.pages import PAGE, Assets, packed, root_of, sent, to
 from offbeat.web.run_reader import RunReader
 from offbeat.web.run_watch import LISTENERS_MAX, THREADS, Committed, PackedJson, RunWatch, follow
 
-Act = Callable[[str, int], Awaitable[None]]
-"""Does what an administrator wants: "quarantine" or "readmit", and the number of a worker; may raise `Refusal`."""
+Act = Callable[[str, int | None], Awaitable[None]]
+"""Does what an administrator wants: "quarantine" or "readmit" with a worker's number, "pause" or "resume" with None.
+
+It may raise `Refusal`."""
 
 
 class Site:
@@ -183,7 +185,8 @@ class Site:
     async def step_in(self, request: web.Request) -> web.Response:
         if self.act is None:
             raise Refusal("not_found", "this run is not served here", do="Use the page of its server.")
-        await self.act(request.match_info["what"], whole(request.match_info, "worker", 0, NUMBER_MAX, 0))
+        worker = whole(request.match_info, "worker", 0, NUMBER_MAX, 0) if "worker" in request.match_info else None
+        await self.act(request.match_info["what"], worker)
         watch = await self.watch(request)
         await self.off_loop(lambda: watch.reading.refresh(least_s=0.0))  # the administrator looks at the result next
         return web.Response(status=204)

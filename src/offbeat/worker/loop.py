@@ -3,6 +3,7 @@
 Rules kept here:
 - idle: wait until the device may train, then wait for a task. working: pull, train, keep on the disk, push.
 - A training that fails is handed back and told in one line; after some in a row the worker gives up.
+- A server that cannot be reached for `give_up_after` ends it; a finished update stays on the disk for the next start.
 - Told to stop, it stops at once: the task is handed back or, where the update is finished, pushed if that is quick.
 """
 
@@ -22,7 +23,7 @@ from offbeat.worker.eligibility import Eligibility
 from offbeat.worker.heartbeat import Heartbeat
 from offbeat.worker.interrupts import Interrupts, Revoked, WorkerStopped
 from offbeat.worker.outbox import Journal, Outbox
-from offbeat.worker.retrying import Backoff, RetryingClient, Say
+from offbeat.worker.retrying import Backoff, RetryingClient, Say, ServerLost
 from offbeat.worker.settings import WorkerSettings
 
 SOON_S = 0.2
@@ -55,7 +56,7 @@ class Worker:
         self.interrupts = interrupts or Interrupts()
         self._make, self._describe = make, describe
         self._eligibility = eligibility or Eligibility()
-        self._server = RetryingClient(client, self.interrupts, backoff, say)
+        self._server = RetryingClient(client, self.interrupts, backoff, say, settings.give_up_after)
         self._delivery = Delivery(outbox, journal or Journal(None), self._server, say)
         self._heartbeat = Heartbeat(client.beside(), self.interrupts.revoke)
         self._failures = 0
@@ -68,6 +69,8 @@ class Worker:
                 self._server.goodbye()
             except WorkerStopped:
                 self._stop()
+            except ServerLost as lost:
+                raise ServerLost(f"{lost}. {self._kept()}") from lost
             except OffbeatError:
                 self._server.goodbye(handing_back=self._delivery.unsent is None)
                 raise
@@ -172,6 +175,8 @@ class Worker:
             self.say(f"handed task {lease.task} back: {refused.message}")
             self._server.hand_back()
             self._server.pause(free=1)  # once, a version can be gone by chance
+        except ServerLost:
+            raise
         except Exception as error:
             self._failed(lease.task, error)
         else:
@@ -198,6 +203,12 @@ class Worker:
         self._server.pause()
 
     # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _kept(self) -> str:
+        unsent = self._delivery.unsent
+        if unsent is None:
+            return "Start the worker again when the server is back."
+        return f"The update of task {unsent.task} stays in {self._delivery.folder}; start again to push it."
 
     def _stop(self) -> None:
         self._delivery.push_quickly(self.settings.stop_s)

@@ -4,7 +4,8 @@ Rules kept here:
 - Full jitter: a worker waits for any time up to a ceiling that grows with every failure, so that a fleet which lost
   its server together does not come back together. The wait that the server asks for (Retry-After) is a minimum, up to a
   limit; the jitter comes on top of it.
-- A server that does not answer is waited for, without end; a refusal that waiting cannot change is raised.
+- A server that does not answer is waited for: without end, or for as long as the worker was told. A refusal that
+  waiting cannot change is raised.
 - A server that certainly speaks http where https was asked for, or the reverse, is tried a few times, and more often
   where it had answered before: a proxy that is being changed may do that for a while. Then the worker ends.
 - An outage is told when it begins and when it is over, and not in between.
@@ -14,7 +15,9 @@ Rules kept here:
 
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from random import random
+from time import monotonic
 from typing import TypeVar
 
 from offbeat.errors import OffbeatError
@@ -63,11 +66,19 @@ class Backoff:
         self._ceiling_s = self.first_s
 
 
+class ServerLost(OffbeatError):
+    """The server could not be reached for as long as the worker was told to wait for it."""
+
+
 class Outages:
     """What does not work now: told once, and tried again after a wait that grows."""
 
-    def __init__(self, backoff: Backoff, wait: Callable[[float], None], say: Say) -> None:
+    def __init__(
+        self, backoff: Backoff, wait: Callable[[float], None], say: Say, give_up_after: float | None = None
+    ) -> None:
         self._backoff, self._wait, self._say = backoff, wait, say
+        self._give_up_after = inf if give_up_after is None else give_up_after
+        self._away_since = inf
         self._told: str | None = None
         self.away = False
         """Was there no answer when the server was last tried?"""
@@ -81,21 +92,39 @@ class Outages:
             self._told = kind
             how_long = "a few times more" if isinstance(error, WrongScheme) else "again until it works"
             self._say(f"{str(error).rstrip('.')}; trying {how_long}")
-        self._wait(self._backoff.next(at_least_s=(refused and refused.retry_after_s) or 0.0))
+        self._wait(
+            min(self._backoff.next(at_least_s=(refused and refused.retry_after_s) or 0.0), self._patience(error))
+        )
+
+    def _patience(self, error: OffbeatError) -> float:
+        """How long a server that is away is waited for yet; one that says no is there."""
+        now = monotonic()
+        self._away_since = min(self._away_since, now) if self.away else inf
+        left = self._away_since + self._give_up_after - now if self.away else inf
+        if left <= 0:
+            raise ServerLost(f"the server could not be reached for {self._give_up_after:g} s: {error}")
+        return left
 
     def over(self) -> None:
         if self.away:
             self._say("the server answers again")
-        self._told, self.away = None, False
+        self._told, self.away, self._away_since = None, False, inf
         self._backoff.reset()
 
 
 class RetryingClient:
     """Speaks to the server for the main thread."""
 
-    def __init__(self, client: ApiClient, interrupts: Interrupts, backoff: Callable[[], Backoff], say: Say) -> None:
+    def __init__(
+        self,
+        client: ApiClient,
+        interrupts: Interrupts,
+        backoff: Callable[[], Backoff],
+        say: Say,
+        give_up_after: float | None = None,
+    ) -> None:
         self.client, self.interrupts, self._say = client, interrupts, say
-        self.outages = Outages(backoff(), interrupts.wait, say)
+        self.outages = Outages(backoff(), interrupts.wait, say, give_up_after)
         self.task: int | None = None
         """The task that is leased to this worker, as far as it knows."""
         self._pauses = backoff()
