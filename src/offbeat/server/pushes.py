@@ -216,7 +216,7 @@ def _refused(found: AnswerPush) -> Refusal:
     said = {
         Outcome.TOO_STALE: f"the update of task {found.task} is too stale",
         Outcome.NOT_FINITE: f"the update of task {found.task} holds NaN or infinity",
-        Outcome.TOO_LARGE: f"the update of task {found.task} is further from x_tau than the gate lets pass",
+        Outcome.TOO_LARGE: found.why or f"the update of task {found.task} is further from x_tau than the gate lets pass",
         Outcome.FINISHED: "the run is finished",
         Outcome.QUARANTINED: "this worker is quarantined",
     }

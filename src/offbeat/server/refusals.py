@@ -49,7 +49,7 @@ KINDS: dict[str, Kind] = {
     "not_a_model": Kind(422, "Send a safetensors file with just the arrays of the model."),
     "wrong_layout": Kind(422, "Train the model that the server serves: same names, shapes and dtypes."),
     "not_finite": Kind(422, "Drop the update; look at why training diverged, for instance at gamma."),
-    "too_large": Kind(422, "Drop the update; its step is larger than norm_max allows."),
+    "too_large": Kind(422, "Drop the update; its step is larger than norm_max allows, or a value larger than value_max."),
     "wrong_version": Kind(426, "Install the same version of Offbeat on workers and server."),
     "busy": Kind(429, "Push again after Retry-After seconds."),
     "not_now": Kind(503, "Come back after Retry-After seconds."),
