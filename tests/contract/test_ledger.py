@@ -148,9 +148,9 @@ STORIES: list[tuple[Event, list[Command], list[dict[str, Any]]]] = [
         [PUSHED | {"kind": "arrived", "samples": 50, "gradients": 10, "finite": 1, "detail": '{"base_gone": true}'}],
     ),
     (
-        UpdateArrived(9.0, 3, 7, 50, 10, largest=1e9),
+        UpdateArrived(9.0, 3, 7, 50, 10, largest=1e20),
         [],
-        [PUSHED | {"kind": "arrived", "samples": 50, "gradients": 10, "finite": 1, "detail": '{"largest": 1000000000.0}'}],
+        [PUSHED | {"kind": "arrived", "samples": 50, "gradients": 10, "finite": 1, "detail": '{"largest": 1e+20}'}],
     ),
     (
         UpdateArrived(9.0, 3, 7, 50, 10, spent=Spent(0.5, 2.0, 0.25)),

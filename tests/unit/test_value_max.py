@@ -1,4 +1,4 @@
-"""value_max: the largest absolute value of an update, found in the pass that looks for NaN, and judged alike everywhere."""
+"""value_max: the largest absolute value of an update, found in the pass that looks for NaN, and judged."""
 
 import math
 from pathlib import Path
@@ -130,7 +130,7 @@ def test_only_what_is_above_the_limit_is_told() -> None:
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0])
 def test_a_limit_that_refuses_everything_is_refused(wrong: float) -> None:
-    with pytest.raises(InvalidValue, match="value_max is .* but must be a number > 0; inf is no limit"):
+    with pytest.raises(InvalidValue, match=r"value_max is .* but must be a number > 0; inf is no limit"):
         Plan(value_max=wrong)
 
 
@@ -159,7 +159,8 @@ def test_a_simulated_runaway_is_refused_and_does_not_spoil_the_model(tmp_path: P
     assert set(outcomes(tmp_path, 1)) == {"too_large"}
     assert float(np.abs(run.x.vector).max()) <= 1.0
     with Ledger.open(tmp_path / "ledger.sqlite", read_only=True) as ledger:
-        details = {row.outcome: arrived.detail for arrived, row in zip(ledger.rows("arrived"), ledger.rows("decided"))}
+        seen = zip(ledger.rows("arrived"), ledger.rows("decided"), strict=True)
+        details = {decided.outcome: arrived.detail for arrived, decided in seen}
     assert details["applied"] is None or "largest" not in details["applied"], "an ordinary row does not grow"
     assert "largest" in (details["too_large"] or "")
 

@@ -16,7 +16,7 @@ from offbeat.storage.disk import Disk, Output
 from offbeat.task import Trained, Work
 from offbeat.wire import unpack
 from offbeat.worker.api_answers import Acknowledgement, AskAnswer, Joined, LeasedTask, RequestRefused, Unreachable
-from offbeat.worker.api_client import ApiClient, Hello, OtherRun
+from offbeat.worker.api_client import ApiClient, Hello, OtherRun, OwnModel
 from offbeat.worker.download import Patience
 from offbeat.worker.eligibility import Eligibility
 from offbeat.worker.http_client import HttpClient
@@ -92,6 +92,9 @@ class Scripted(Unconnected):
         self.script = {"join": [joined()], "rejoin": [joined(session="5-b")], **script}
         self.calls: list[str] = []
         self.pushed: list[Model] = []
+        self.declared: list[OwnModel] = []
+        self.claimed: list[int] = []
+        """Samples of every push."""
         self.hurried: list[float] = []
         self.http.hurry = self.hurried.append  # type: ignore[assignment,method-assign]
         self.beats = beats or Beats()
@@ -119,6 +122,12 @@ class Scripted(Unconnected):
         self.known = answer.session
         return answer
 
+    def declare(self, own: OwnModel) -> None:
+        """Between joining and asking, so it is noted beside the other calls."""
+        self.declared.append(own)
+        if self.script.get("declare"):
+            played(self.script["declare"].pop(0))
+
     def ask(self) -> AskAnswer:
         answer: AskAnswer = self._next("ask", default=FINISHED)
         return answer
@@ -128,6 +137,7 @@ class Scripted(Unconnected):
         return model.copy()
 
     def push(self, finished: Finished, *, resume: bool = False) -> Acknowledgement:
+        self.claimed.append(finished.samples)
         self.pushed.append(unpack(finished.path.read_bytes(), X.layout))
         answer: Acknowledgement = self._next("push", finished.task, *(["resume"] if resume else []), default=ACK)
         return answer

@@ -205,7 +205,7 @@ class FlowerRun:
         self._now.append(lambda at: messages.VersionPublished(at, t))
 
     def _seen(self, lease: messages.Lease, x_new: Model) -> tuple[bool, float | None, bool, float | None]:
-        """Is it finite, how far from x_tau where that matters, is x_tau gone where it is needed, is a value too large?"""
+        """Is it finite, how far from x_tau, is x_tau gone, is a value too large? Each only where that matters."""
         c, base = self.coordinator, self._bases.get(lease.task)
         if base is None or not c.needs_distance:
             gone = base is None and (c.needs_base or c.needs_distance)

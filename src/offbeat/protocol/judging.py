@@ -3,8 +3,8 @@
 Rules kept here:
 - A task is answered once. A push that comes again gets the first answer again and changes nothing.
 - A worker whose updates are bad too often in a row is quarantined. Bad is what no honest training produces: garbage,
-  NaN or infinity, a value above value_max, a distance that the gate refuses, a false claim. A late update is not bad. One applied update makes up for every bad
-  one before it.
+  NaN or infinity, a value above value_max, a distance that the gate refuses, a false claim. A late update is not bad.
+  One applied update makes up for every bad one before it.
 - A quarantine belongs to the worker's number: leaving and joining again does not lift it; only a readmission does.
 - The rule sees an update as the gate lets it through.
 """

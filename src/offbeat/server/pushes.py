@@ -16,6 +16,7 @@ from aiohttp import web
 from offbeat.errors import InvalidValue, LayoutMismatch
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import AnswerPush, BadUpdateArrived, Lease, Outcome, Spent, UpdateArrived
+from offbeat.server.claims import FalseClaim, contradiction, note_first
 from offbeat.server.context import ServerContext, context_of, number_in_head, number_in_path, seconds, session_of
 from offbeat.server.driver import Stuck
 from offbeat.server.long_poll import answered
@@ -26,6 +27,7 @@ from offbeat.wire import BadPayload
 
 METRICS_MAX = 4000
 METRIC_NAME_MAX = 100
+WHY_MAX = 500
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -56,6 +58,8 @@ async def push(request: web.Request) -> web.Response:
     finally:
         uploads.leave(head.task)
     _note_metrics(context, head, found)
+    if found.outcome is Outcome.APPLIED and found.decision is not None:
+        await note_first(context, head.worker, found.decision.samples)
     return _acknowledged(found)
 
 
@@ -72,7 +76,9 @@ async def _taken_in(request: web.Request, context: ServerContext, head: Head, le
         found = await _judged(context, head, lease, monotonic() - began)
     except InvalidValue as error:
         uploads.whole.pop(head.task, None)
-        raise await _bad(context, head, error) from error
+        word = "wrong_layout" if isinstance(error, LayoutMismatch) else "not_a_model"
+        word = word if isinstance(error, LayoutMismatch | BadPayload) else "bad_request"
+        raise await _bad(context, head, word, str(error)) from error
     if found.outcome is Outcome.BUSY:
         updates.set_aside(head.task, idle=True)
     else:
@@ -133,7 +139,10 @@ async def _early(context: ServerContext, head: Head) -> Lease | AnswerPush:
 
     A push that will be refused is refused here. The lease is passed on: the driver is not asked for it again.
     """
-    lease = await context.ask(lambda c: _leased(c, head))
+    try:
+        lease = await context.ask(lambda c: _leased(context, c, head))
+    except FalseClaim as error:
+        raise await _bad(context, head, "false_claim", str(error)) from error
     if lease is not None:
         return cast(Lease, lease)
     return answer_in(
@@ -143,7 +152,7 @@ async def _early(context: ServerContext, head: Head) -> Lease | AnswerPush:
     )
 
 
-def _leased(c: Coordinator, head: Head) -> Lease | None:
+def _leased(context: ServerContext, c: Coordinator, head: Head) -> Lease | None:
     """The lease of a push that is to be judged; None where the coordinator has its answer already."""
     first = c.judge.answers.get(head.task)
     if first is not None and first.worker == head.worker:
@@ -151,9 +160,13 @@ def _leased(c: Coordinator, head: Head) -> Lease | None:
     _refuse_stranger(c, head.worker, head.task)
     if c.end_reason:
         return None
+    lease = c.book.find(head.task)[0]
+    false = "" if lease is None else contradiction(context, c, lease, head.samples, head.gradients)
+    if false:
+        raise FalseClaim(false)
     if c.queued >= c.plan.queue_max:
         raise _busy(c.plan.retry_after_s)
-    return c.book.find(head.task)[0]
+    return lease
 
 
 def _busy(retry_after_s: float) -> Refusal:
@@ -169,12 +182,11 @@ def _refuse_stranger(c: Coordinator, worker: int, task: int) -> None:
         raise Refusal("not_yours", f"task {task} was leased to another worker")
 
 
-async def _bad(context: ServerContext, head: Head, error: InvalidValue) -> Refusal:
-    """An update that is no model of ours: it counts against the worker."""
-    why = str(error)[:500]
+async def _bad(context: ServerContext, head: Head, word: str, why: str) -> Refusal:
+    """An update that is no model of ours, or a false claim: it counts against the worker."""
+    why = why[:WHY_MAX]
     await context.tell(lambda at: BadUpdateArrived(at, head.worker, head.task, why))
-    word = "wrong_layout" if isinstance(error, LayoutMismatch) else "not_a_model"
-    return Refusal(word if isinstance(error, LayoutMismatch | BadPayload) else "bad_request", why)
+    return Refusal(word, why)
 
 
 # --- after the body --------------------------------------------------------------------------------------------------
@@ -216,10 +228,12 @@ def _refused(found: AnswerPush) -> Refusal:
     said = {
         Outcome.TOO_STALE: f"the update of task {found.task} is too stale",
         Outcome.NOT_FINITE: f"the update of task {found.task} holds NaN or infinity",
-        Outcome.TOO_LARGE: found.why or f"the update of task {found.task} is further from x_tau than the gate lets pass",
+        Outcome.TOO_LARGE: f"the update of task {found.task} is further from x_tau than the gate lets pass",
         Outcome.FINISHED: "the run is finished",
         Outcome.QUARANTINED: "this worker is quarantined",
     }
     if found.outcome is Outcome.BUSY:
         return _busy(found.retry_after_s or 1.0)
+    if found.why:
+        return Refusal(found.outcome.value, f"task {found.task}: {found.why}")
     return Refusal(found.outcome.value, said.get(found.outcome, f"task {found.task}: {found.outcome.value}"))

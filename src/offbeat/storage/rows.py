@@ -57,9 +57,10 @@ class Row(NamedTuple):
 
 
 KINDS = (
-    *("fleet_joined", "joined", "declared", "left", "returned", "requested", "request_ended", "heartbeat", "arrived", "mixed"),
+    *("fleet_joined", "joined", "left", "returned", "requested", "request_ended", "heartbeat", "arrived", "mixed"),
     *("published", "restarted", "bad_update", "barred", "quarantined", "readmitted"),
-    *("lost", "task_accepted", "evaluated", "time_passed", "leased", "released", "decided", "busy", "unknown", "not_yours", "repeated"),
+    *("lost", "evaluated", "time_passed", "leased", "released", "decided", "busy", "unknown", "not_yours", "repeated"),
+    *("declared", "task_accepted"),
     "finished",
 )
 
@@ -164,7 +165,7 @@ def _joined(event: messages.WorkerJoined) -> NewRow:
 def _arrived(event: UpdateArrived) -> NewRow:
     samples, gradients = int(event.samples), int(event.gradients)
     values = (event.at, event.task, event.worker, samples, gradients, 1 if event.finite else 0)
-    if event.distance is None and not event.digest and not event.base_gone and event.spent is event.largest is None:
+    if event.distance is None and not event.digest and not event.base_gone and event.spent is None is event.largest:
         return NewRow(_ARRIVED, values)
     distance = None if event.distance is None else float(event.distance)
     facts: dict[str, object] = {"distance": "nan"} if distance is not None and isnan(distance) else {}
