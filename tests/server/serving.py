@@ -148,6 +148,7 @@ def serving(
     access: AccessSettings | None = None,
     drop_damaged: bool = False,
     log_events: str | None = None,
+    accept_changed_task: bool = False,
 ) -> Iterator[Running]:
     """A server of a task whose text is given; the run is in folder/run, and a second time it goes on."""
     file = folder / "line.py"
@@ -161,6 +162,7 @@ def serving(
         access or AccessSettings(),
         drop_damaged=drop_damaged,
         log_events=log_events,
+        accept_changed_task=accept_changed_task,
     )
     loop = asyncio.new_event_loop()
     try:
