@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 import offbeat
 from offbeat.cli import main
-from offbeat.core.layout import Model
+from offbeat.core.layout import Array, Model
 from offbeat.core.model_base import base_of, difference
 from offbeat.errors import InvalidValue
 from offbeat.hosting.loading import load
@@ -401,7 +401,12 @@ def test_the_base_is_the_layout_and_every_bit_of_what_is_frozen() -> None:
 
 def test_the_base_sees_shape_and_dtype_and_any_kind_of_array() -> None:
     layout = start_with_frozen(Frozen(), 0)[0].layout
-    arrays = [np.zeros((2, 3), np.float32), np.zeros((3, 2), np.float32), np.zeros(6, np.int32), np.zeros(0, np.int8)]
+    arrays: list[Array] = [
+        np.zeros((2, 3), np.float32),
+        np.zeros((3, 2), np.float32),
+        np.zeros(6, np.int32),
+        np.zeros(0, np.int8),
+    ]
     arrays += [np.asarray(np.float32(0)), np.zeros((6, 6), np.float32)[::2, ::2], np.asfortranarray(np.ones((2, 3)))]
     digests = {base_of(layout, {"a": array}).digest for array in arrays}
     assert len(digests) == len(arrays)

@@ -259,9 +259,12 @@ def _source_of(thing: FunctionType | type, seen: set[int]) -> Iterator[str]:
         yield _source_digest(source) or _digest(" ".join(source.split()))
     elif not isinstance(thing, FunctionType):  # of a class in a notebook, Python finds the methods alone
         yield from (f"{name} = {value!r}" for name, value in vars(thing).items() if _is_own(name, value))
-    for part in [] if isinstance(thing, FunctionType) else (*thing.__bases__, *([] if source else _functions(thing))):
+    functions = [thing] if isinstance(thing, FunctionType) else _functions(thing)
+    bases = () if isinstance(thing, FunctionType) else thing.__bases__
+    parts: list[FunctionType | type] = [*bases, *([] if source else functions)]
+    for part in parts:
         yield from _source_of(part, seen)
-    for function in [thing] if isinstance(thing, FunctionType) else _functions(thing):
+    for function in functions:
         for name in _names(function.__code__):
             used = function.__globals__.get(name)
             if isinstance(used, FunctionType | type) and used.__module__ == function.__module__:

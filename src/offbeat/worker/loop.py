@@ -119,7 +119,7 @@ class Worker:
                 task = self._make(joined)
                 x_0, frozen = start_with_frozen(task, joined.seed)
                 layout = x_0.layout
-                self._own = OwnModel(samples_of(task, joined.device), base_of(layout, frozen))
+                self._own = OwnModel(self._held(task, joined.device), base_of(layout, frozen))
         except OffbeatError:
             raise
         except Exception as error:
@@ -127,6 +127,15 @@ class Worker:
         if layout.fingerprint != joined.layout:
             raise LayoutMismatch(f"this task makes another model than that of the server; use its task: {joined.task}")
         return task, layout
+
+    def _held(self, task: Task, device: int) -> int | None:
+        """How many samples the device holds, where that can be known now; else the first training says it."""
+        try:
+            samples = samples_of(task, device)
+        except Exception as error:
+            self.say(f"the samples of device {device} cannot be counted yet: {self._describe(error)}")
+            return None
+        return samples if samples is None or samples >= 1 else None
 
     # --- idle --------------------------------------------------------------------------------------------------------
 
