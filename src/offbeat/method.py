@@ -23,6 +23,7 @@ from offbeat.settings import EPOCHS, EVALUATIONS, IN_FLIGHT_MAX, Settings
 DEVICES = 100
 EVALUATED_EVERY = 10
 NOT_FINITE_PER_TASK = 10
+VALUE_MAX = 1e8
 OF_THE_RULE = ("rule", "alpha", "alpha_schedule", "staleness_fn")
 
 
@@ -138,6 +139,7 @@ def plan_of(settings: Settings, rule: Rule, devices: int, window: int | None = N
         answers_kept=settings.answers_kept,
         released_kept=settings.released_kept,
         gate=_gate(settings),
+        value_max=VALUE_MAX if settings.value_max is None else settings.value_max,
         bad_updates_max=settings.bad_updates_max,
     )
 

@@ -60,6 +60,9 @@ class Settings:
         None, "The same limit as a multiple of the running median, after 50 updates. [default: no limit]"
     )
     norm_policy: str = _method("refuse", "What happens to an update with a larger step: refuse, or clip.")
+    value_max: float | None = _method(
+        None, "Largest absolute value that an update may hold; inf is no limit. [default: 1e8]"
+    )
     bad_updates_max: int | None = _server(
         None, "Quarantine a worker after this many bad updates in a row. [default: 5; simulated: never]"
     )
@@ -216,6 +219,7 @@ class SettingsDict(TypedDict, total=False):
     norm_max: float | None
     norm_median_max: float | None
     norm_policy: str
+    value_max: float | None
     bad_updates_max: int | None
     scheduler: str
     trigger_every_s: float

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from offbeat.cli.options import (
+    ACCEPT_CHANGED_TASK,
     FILE,
     FOLDER,
     JSON,
@@ -99,6 +100,7 @@ def race(**options: Any) -> None:
 @main.command(cls=GroupedCommand)
 @click.argument("task")
 @folder_option("Keep the run in this folder; an interrupted run is resumed.")
+@ACCEPT_CHANGED_TASK
 @TRACK
 @JSON
 @settings_options
@@ -128,6 +130,7 @@ def simulate(**options: Any) -> None:
 @click.option("--drop-damaged", is_flag=True, help="Resume without acknowledged updates whose files are damaged.")
 @click.option("--exit-when-finished", is_flag=True, help="Exit after the last epoch instead of serving the result.")
 @click.option("--log-events", metavar="FILE", help="Log every event as a line of JSON; - is standard error.")
+@ACCEPT_CHANGED_TASK
 @TRACK
 @flags_of(ServerSettings)
 @settings_options

@@ -43,6 +43,9 @@ PLACES = (
         help="Number of processes.  [default: one per core of this machine, or of the cluster]",
     ),
 )
+ACCEPT_CHANGED_TASK = click.option(
+    "--accept-changed-task", is_flag=True, help="Resume although the task's code has changed, and record it."
+)
 TASK_ARGS = click.option(
     "--task-arg",
     "--task-args",

@@ -33,6 +33,7 @@ def serve(
     x_0: Path | None,
     drop_damaged: bool,
     exit_when_finished: bool,
+    accept_changed_task: bool,
     log_events: str | None,
     track: tuple[str, ...],
     **flags: Any,
@@ -55,6 +56,7 @@ def serve(
         drop_damaged,
         exit_when_finished,
         log_events=log_events,
+        accept_changed_task=accept_changed_task,
         extend=furnish,
     )
     tracking = Following(options.folder, track) if track else None

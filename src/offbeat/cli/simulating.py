@@ -40,29 +40,31 @@ def simulate(
     track: tuple[str, ...],
     as_json: bool,
     settings_file: Path | None,
+    accept_changed_task: bool,
     **flags: Any,
 ) -> None:
     if track and folder is None:
         raise InvalidValue("--track reads the run's folder; give --dir, too")
     settings = settings_of(settings_file, flags)
     try:
-        _simulate(task, settings, folder, as_json=as_json, track=track)
+        simulation = Simulation.of(task, settings, folder=folder, accept_changed_task=accept_changed_task)
+        _simulate(task, simulation, folder, as_json=as_json, track=track)
     except (OffbeatError, click.ClickException):
         raise
     except Exception as error:
         raise OffbeatError(described(error, task)) from error
 
 
-def _simulate(task: str, settings: Settings, folder: Path | None, *, as_json: bool, track: tuple[str, ...]) -> None:
+def _simulate(task: str, simulation: Simulation, folder: Path | None, *, as_json: bool, track: tuple[str, ...]) -> None:
     tracking = Following(folder, track) if folder and track else nullcontext()
-    simulation = Simulation.of(task, settings, folder=folder)
     if simulation.word:
         click.echo(simulation.word, err=True)
     click.echo(
         f"{task}: {simulation.rule.spec}, {simulation.settings.devices} devices, {simulation.executor.name}", err=True
     )
     if simulation.folder and simulation.folder.resumed:
-        click.echo(f"Resuming at epoch {simulation.coordinator.t}.", err=True)
+        changed = f" with a changed task, {simulation.names.now}" if simulation.names.changed else ""
+        click.echo(f"Resuming at epoch {simulation.coordinator.t}{changed}.", err=True)
     try:
         with tracking, bar_of_run(task) as show, stopping(show) as watch:
             run = simulation.run(watch)

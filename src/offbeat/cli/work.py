@@ -112,7 +112,8 @@ def work(
 
 
 def _work(spec: str, settings: "WorkerSettings", say: Callable[[str], None], task_args: Mapping[str, Any]) -> None:
-    from offbeat.hosting.loading import described, identity
+    from offbeat.hosting.loading import described
+    from offbeat.hosting.task_identity import identity
     from offbeat.worker.api_client import ApiClient, Hello, common_headers
     from offbeat.worker.eligibility import Eligibility, conditions_of
     from offbeat.worker.http_client import HttpClient
@@ -137,11 +138,13 @@ def _work(spec: str, settings: "WorkerSettings", say: Callable[[str], None], tas
 
 def make(spec: str, say: Callable[[str], None], joined: "Joined", task_args: Mapping[str, Any] | None = None) -> "Task":
     """The task as the server's run has it, to train with; arguments that are given here win over the server's."""
-    from offbeat.hosting.loading import identity, load
+    from offbeat.hosting.loading import load
+    from offbeat.hosting.task_identity import identities
     from offbeat.settings import Settings
 
-    if identity(spec) != joined.task:
-        say(f"this task is {identity(spec)}, that of the server {joined.task}; going on")
+    known_as = identities(spec)
+    if joined.task not in known_as:
+        say(f"this task is {known_as[0]}, that of the server {joined.task}; going on")
     arguments = {**(joined.settings.get("task_args") or {}), **(task_args or {})}
     task = load(spec, Settings.of({**joined.settings, "warm_up": None, "task_args": arguments}))
     warm = getattr(task, "warm_up", None) is not None

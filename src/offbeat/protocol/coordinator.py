@@ -97,6 +97,8 @@ class Coordinator:
                 self.dispatcher.add_fleet(event.size, event.devices, without=self.quarantined)
             case messages.WorkerJoined():
                 self.dispatcher.device_of[event.worker] = event.device
+            case messages.WorkerDeclared():
+                pass  # for the ledger: the server refuses what contradicts it before the coordinator hears of it
             case messages.WorkerLeft():
                 self._left(event.worker)
             case messages.LeaseReturned():
@@ -250,7 +252,8 @@ class Coordinator:
         )
         if outcome is Outcome.BUSY:
             return messages.AnswerPush(event.worker, event.task, outcome, retry_after_s=self.plan.retry_after_s)
-        return messages.AnswerPush(event.worker, event.task, outcome, self._decided(event, lease, outcome))
+        why = self.judge.too_large_value(event) if outcome is Outcome.TOO_LARGE else ""
+        return messages.AnswerPush(event.worker, event.task, outcome, self._decided(event, lease, outcome), why=why)
 
     def _is_too_stale(self, lease: Lease) -> bool:
         bound = 0 if self.scheduler.group else self.plan.bound()

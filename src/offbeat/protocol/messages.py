@@ -19,7 +19,7 @@ class Outcome(StrEnum):
     TOO_STALE = "too_stale"
     NOT_FINITE = "not_finite"
     TOO_LARGE = "too_large"
-    """||x_new - x_tau|| is above what the gate accepts."""
+    """||x_new - x_tau|| is above what the gate accepts, or a value above value_max."""
     QUARANTINED = "quarantined"
     """The worker is quarantined: its update was not looked at any further."""
     FINISHED = "finished"
@@ -95,6 +95,18 @@ class WorkerJoined:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerDeclared:
+    """The worker said what its pushes are held to; or its first applied update, where it did not say."""
+
+    at: float
+    worker: int
+    samples: int | None = None
+    """How many samples its device holds."""
+    base: str = ""
+    """Digest of the layout and the frozen arrays of its model."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLeft:
     """The worker said goodbye, or is known to be gone: its open lease is released."""
 
@@ -161,6 +173,8 @@ class UpdateArrived:
     """The data plane no longer has x_tau, which the rule or the gate needs."""
     spent: Spent | None = None
     """For people who look; nothing is decided by it."""
+    largest: float | None = None
+    """The largest absolute value in it, where that is above value_max; None where it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +246,7 @@ class TimePassed:
     at: float
 
 
-OfWorker = WorkerJoined | WorkerLeft | TaskRequested | RequestEnded | WorkerBarred | WorkerReadmitted
+OfWorker = WorkerJoined | WorkerDeclared | WorkerLeft | TaskRequested | RequestEnded | WorkerBarred | WorkerReadmitted
 OfTask = LeaseReturned | HeartbeatArrived | UpdateArrived | BadUpdateArrived
 OfRun = FleetJoined | ServerRestarted | RunPaused | RunResumed | UpdateMixed | VersionPublished | Evaluated | TimePassed
 Event = OfWorker | OfTask | OfRun
@@ -289,9 +303,12 @@ class AnswerPush:
     retry_after_s: float | None = None
     repeated: bool = False
     """The task was answered before: this is the first answer again."""
+    why: str = ""
+    """In words, where the outcome does not say enough."""
 
     def again(self) -> "AnswerPush":
-        return AnswerPush(self.worker, self.task, self.outcome, self.decision, self.retry_after_s, repeated=True)
+        facts = (self.worker, self.task, self.outcome, self.decision, self.retry_after_s)
+        return AnswerPush(*facts, repeated=True, why=self.why)
 
 
 @dataclass(frozen=True, slots=True)

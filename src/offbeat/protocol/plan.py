@@ -62,6 +62,8 @@ class Plan:
     """Under `pace`, a lease that holds others back for longer is revoked."""
     gate: Gate | None = None
     """How far an update may lie from its x_tau; None is any distance."""
+    value_max: float = inf
+    """The largest absolute value that an update may hold."""
     bad_updates_max: int | None = None
     """Bad updates in a row for which a worker is quarantined; None is never."""
     epochs: int | None = None
@@ -69,7 +71,7 @@ class Plan:
     until_s: float = inf
     target: Target | None = None
     not_finite_max: int | None = None
-    """Updates in a row refused for NaN or infinity that end the run: training has diverged."""
+    """Updates in a row refused for NaN, infinity or a value above value_max that end the run: training has diverged."""
     evaluate_every: int = 1
     """Versions between two evaluations."""
     answers_kept: int = 100_000
@@ -85,6 +87,8 @@ class Plan:
         for name in ("lease_s", "silent_s", "retry_after_s", "pace_wait_s", "until_s"):
             if not getattr(self, name) > 0:
                 raise InvalidValue(f"{name} is {getattr(self, name)!r} but must be > 0 seconds")
+        if not self.value_max > 0:
+            raise InvalidValue(f"value_max is {self.value_max!r} but must be a number > 0; inf is no limit")
         if self.staleness_policy not in get_args(StalenessPolicy):
             allowed = ", ".join(get_args(StalenessPolicy))
             raise InvalidValue(f"staleness_policy is {self.staleness_policy!r}; use one of {allowed}")
@@ -105,6 +109,10 @@ class Plan:
         """How long a lease keeps its place without a sign of life."""
         return min(self.silent_s, self.lease_s)
 
+    def excess(self, largest: float) -> float | None:
+        """The largest absolute value of an update, where the coordinator must know of it: above value_max."""
+        return largest if self.value_max < largest < inf else None
+
     def bound(self) -> float:
         """The largest staleness that is accepted."""
         if self.staleness_policy == "weigh" or self.staleness_max is None:
@@ -120,5 +128,5 @@ class Plan:
         if at >= self.until_s:
             return f"{self.until_s:g} s"
         if self.not_finite_max is not None and not_finite >= self.not_finite_max:
-            return f"diverged: the last {not_finite} updates were NaN or infinite"
+            return f"diverged: the last {not_finite} updates were NaN, infinite or above value_max"
         return ""

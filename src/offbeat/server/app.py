@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
 
 from offbeat.errors import InvalidValue
-from offbeat.server import calls, pulls, pushes, uploads, views
+from offbeat.server import calls, claims, pulls, pushes, uploads, views
 from offbeat.server.access import Right, bearer
 from offbeat.server.context import CONTEXT, JSON_BYTES_MAX, PROTOCOL, TOKEN, ServerContext, context_of, hello
 from offbeat.server.http_connection import HEAD_TOO
@@ -39,6 +39,7 @@ ROUTES = (
     ApiRoute("POST", "/v1/workers", calls.join, Right.WORK),
     ApiRoute("GET", "/v1/workers", views.workers, Right.WATCH),
     ApiRoute("DELETE", "/v1/workers/{worker}", calls.leave, Right.WORK),
+    ApiRoute("POST", "/v1/workers/{worker}/declare", claims.declare, Right.WORK),
     ApiRoute("POST", "/v1/workers/{worker}/ask", calls.ask, Right.WORK),
     ApiRoute("POST", "/v1/workers/{worker}/quarantine", calls.bar, Right.MANAGE),
     ApiRoute("POST", "/v1/workers/{worker}/readmit", calls.readmit, Right.MANAGE),

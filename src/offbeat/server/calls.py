@@ -16,6 +16,7 @@ from offbeat.hosting.loading import OFFERED, OVERRIDES
 from offbeat.protocol import messages
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Lease
+from offbeat.server import claims
 from offbeat.server.access import Role, digest_of
 from offbeat.server.context import (
     NUMBER_DIGITS_MAX,
@@ -46,6 +47,7 @@ JOIN = {
     "task": (str,),
     "device": (int, type(None)),
     "holding": (int, type(None)),
+    **claims.DECLARATION,
 }
 
 
@@ -65,8 +67,10 @@ async def join(request: web.Request) -> web.Response:
         raise Refusal("bad_request", f"holding is {holding!r:.40} but must be the number of a task")
     if device is not None and not 0 <= device < context.devices:
         raise Refusal("bad_request", f"device is {device} but must lie in 0..{context.devices - 1}")
+    declaration = claims.declaration_in(context, body)
     async with context.joining:
         secret, session = await _joined(context, name, device, holding)
+    await claims.note(context, session, declaration)
     return answer(_about(context, session, secret), status=201)
 
 
@@ -129,6 +133,7 @@ def _about(context: ServerContext, session: WorkerSession, secret: str) -> dict[
         "worker": session.worker,
         "session": secret,
         "device": session.device,
+        "samples": session.samples,
         "run": context.run_id,
         "seed": context.settings.seed,
         "protocol": PROTOCOL,
@@ -188,6 +193,7 @@ def _known_worker(request: web.Request) -> int:
 async def ask(request: web.Request) -> web.StreamResponse:
     context = context_of(request)
     session = session_of(request, number_in_path(request, "worker"))
+    claims.warn_of_unknown_base(context, session)
     session.asking = True
     try:
         news = await context.long_poll.wait(session.worker, _patience(request, context.limits.poll_s))

@@ -13,6 +13,7 @@ from aiohttp import web
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Command
 from offbeat.server.access import Role, TokenBook, TokenEntry
+from offbeat.server.asked_work import AskedWork
 from offbeat.server.driver import Happened
 from offbeat.server.folder import Begun, heartbeat_s_of
 from offbeat.server.long_poll import LongPoll, answered
@@ -48,11 +49,12 @@ class ServerContext:
     ) -> None:
         self.run, self.long_poll, self.sessions, self.tokens = run, long_poll, sessions, tokens
         self.metrics, self.limits, self.settings = metrics, limits, settings
-        self.task = begun.about.identity
-        """What the task is called, with the digest of its file."""
+        self.task, self.about = begun.task.now, begun.about
+        """What the task is called, with the digest of its file; and what it says about itself."""
         self.run_id, self.devices = begun.run_id, begun.method.devices
         self.metrics_known = bool(begun.about.metrics)
         """Does the server evaluate? Else the workers' reports are gathered."""
+        self.asked = AskedWork.of(begun.about, settings, limits.gradients_max)
         self.reports = Reports(begun.method.plan.evaluate_every)
         self.heartbeat_s = heartbeat_s_of(begun.method.plan)
         self.joining, self.committed = asyncio.Lock(), asyncio.Event()

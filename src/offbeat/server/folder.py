@@ -20,8 +20,8 @@ from typing import Any
 
 from offbeat.core.layout import Layout, Model
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.hosting.loading import identity
 from offbeat.hosting.task_host import TaskDescription
+from offbeat.hosting.task_identity import TaskNames, identities, names_in
 from offbeat.hosting.task_process import TaskProcess
 from offbeat.method import Method, method_of
 from offbeat.protocol.plan import Plan
@@ -51,14 +51,24 @@ class Begun:
     run_id: str
     about: TaskDescription
     method: Method
+    task: TaskNames
 
 
-def begin(path: Path, spec: str, settings: Settings, process: TaskProcess, x_0: Path | None) -> Begun:
+def begin(
+    path: Path,
+    spec: str,
+    settings: Settings,
+    process: TaskProcess,
+    x_0: Path | None,
+    *,
+    accept_changed_task: bool = False,
+) -> Begun:
     """Begin a run, or find the one that is there; nothing of it is left where it cannot be begun."""
     if settings.on_one_machine:
         raise InvalidValue("rule sgd trains on one machine; simulate it, or serve another rule")
     recorded = {name: value for name, value in settings.as_dict().items() if name not in WORLD}
-    folder = RunFolder.begin(path, {"task": identity(spec), "served": True, **recorded}, reopen=True)
+    names = names_in(path, identities(spec), accept_changed=accept_changed_task)
+    folder = RunFolder.begin(path, {"task": names.recorded, "served": True, **recorded}, reopen=True)
     try:
         if not list((path / "checkpoints").glob("*.json")):
             _refuse_lost(path)
@@ -67,7 +77,8 @@ def begin(path: Path, spec: str, settings: Settings, process: TaskProcess, x_0: 
             _refuse_another(path, x_0)
         facts = read_json(path / RUN)
         about = TaskDescription(**{**facts["about"], "metrics": tuple(facts["about"]["metrics"])})
-        return Begun(folder, facts["run"], about, served_method(settings, about, facts.get("silent_s")))
+        method = served_method(settings, about, facts.get("silent_s"))
+        return Begun(folder, facts["run"], about, method, names)
     except BaseException:
         folder.close()
         raise

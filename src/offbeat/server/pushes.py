@@ -17,6 +17,7 @@ from aiohttp import web
 from offbeat.errors import InvalidValue, LayoutMismatch
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import AnswerPush, BadUpdateArrived, Lease, Outcome, Spent, UpdateArrived
+from offbeat.server.claims import FalseClaim, contradiction, note_first
 from offbeat.server.context import ServerContext, context_of, number_in_head, number_in_path, seconds, session_of
 from offbeat.server.driver import Stuck
 from offbeat.server.long_poll import answered
@@ -28,6 +29,7 @@ from offbeat.wire import BadPayload
 
 METRICS_MAX = 4000
 METRIC_NAME_MAX = 100
+WHY_MAX = 500
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -60,6 +62,8 @@ async def push(request: web.Request) -> web.Response:
     if found.repeated:
         await _refuse_other_bytes(context, head)
     _note_metrics(context, head, found)
+    if found.outcome is Outcome.APPLIED and found.decision is not None:
+        await note_first(context, head.worker, found.decision.samples)
     return _acknowledged(found)
 
 
@@ -76,7 +80,9 @@ async def _taken_in(request: web.Request, context: ServerContext, head: Head, le
         found = await _judged(context, head, lease, monotonic() - began)
     except InvalidValue as error:
         uploads.whole.pop(head.task, None)
-        raise await _bad(context, head, error) from error
+        word = "wrong_layout" if isinstance(error, LayoutMismatch) else "not_a_model"
+        word = word if isinstance(error, LayoutMismatch | BadPayload) else "bad_request"
+        raise await _bad(context, head, word, str(error)) from error
     if found.outcome is Outcome.BUSY:
         updates.set_aside(head.task, idle=True)
     else:
@@ -137,7 +143,10 @@ async def _early(context: ServerContext, head: Head) -> Lease | AnswerPush:
 
     A push that will be refused is refused here. The lease is passed on: the driver is not asked for it again.
     """
-    known: Lease | AnswerPush | None = await context.ask(lambda c: _known(c, head))
+    try:
+        known: Lease | AnswerPush | None = await context.ask(lambda c: _known(context, c, head))
+    except FalseClaim as error:
+        raise await _bad(context, head, "false_claim", str(error)) from error
     if isinstance(known, Lease):
         return known
     if known is not None:
@@ -149,7 +158,7 @@ async def _early(context: ServerContext, head: Head) -> Lease | AnswerPush:
     )
 
 
-def _known(c: Coordinator, head: Head) -> Lease | AnswerPush | None:
+def _known(context: ServerContext, c: Coordinator, head: Head) -> Lease | AnswerPush | None:
     """The lease of a push that is to be judged, or the answer that its task got before; None after the end."""
     first = c.judge.answers.get(head.task)
     if first is not None and first.worker == head.worker:
@@ -157,9 +166,13 @@ def _known(c: Coordinator, head: Head) -> Lease | AnswerPush | None:
     _refuse_stranger(c, head.worker, head.task)
     if c.end_reason:
         return None
+    lease = c.book.find(head.task)[0]
+    false = "" if lease is None else contradiction(context, c, lease, head.samples, head.gradients)
+    if false:
+        raise FalseClaim(false)
     if c.queued >= c.plan.queue_max:
         raise _busy(c.plan.retry_after_s)
-    return c.book.find(head.task)[0]
+    return lease
 
 
 async def _refuse_other_bytes(context: ServerContext, head: Head) -> None:
@@ -183,12 +196,11 @@ def _refuse_stranger(c: Coordinator, worker: int, task: int) -> None:
         raise Refusal("not_yours", f"task {task} was leased to another worker")
 
 
-async def _bad(context: ServerContext, head: Head, error: InvalidValue) -> Refusal:
-    """An update that is no model of ours: it counts against the worker."""
-    why = str(error)[:500]
+async def _bad(context: ServerContext, head: Head, word: str, why: str) -> Refusal:
+    """An update that is no model of ours, or a false claim: it counts against the worker."""
+    why = why[:WHY_MAX]
     await context.tell(lambda at: BadUpdateArrived(at, head.worker, head.task, why))
-    word = "wrong_layout" if isinstance(error, LayoutMismatch) else "not_a_model"
-    return Refusal(word if isinstance(error, LayoutMismatch | BadPayload) else "bad_request", why)
+    return Refusal(word, why)
 
 
 # --- after the body --------------------------------------------------------------------------------------------------
@@ -236,4 +248,6 @@ def _refused(found: AnswerPush) -> Refusal:
     }
     if found.outcome is Outcome.BUSY:
         return _busy(found.retry_after_s or 1.0)
+    if found.why:
+        return Refusal(found.outcome.value, f"task {found.task}: {found.why}")
     return Refusal(found.outcome.value, said.get(found.outcome, f"task {found.task}: {found.outcome.value}"))

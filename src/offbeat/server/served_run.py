@@ -171,22 +171,22 @@ class ServedRun:
             raise
         with ExitStack() as pin:
             pin.enter_context(self.versions.pinned(lease.tau))
-            finite, distance, base_gone = self._seen(update.vector, lease.tau)
+            finite, distance, base_gone, excess = self._seen(update.vector, lease.tau)
             answer = self.driver.tell(
                 lambda at: UpdateArrived(
-                    at, lease.worker, task, samples, gradients, finite, distance, digest, base_gone, spent
+                    at, lease.worker, task, samples, gradients, finite, distance, digest, base_gone, spent, excess
                 )
             )
             unpin = pin.pop_all()
         answer.add_done_callback(lambda done: self._judged(task, done, unpin))
         return answer
 
-    def _seen(self, x: Vector, tau: int) -> tuple[bool, float | None, bool]:
-        """Is it finite, how far is it from x_tau where that matters, and is x_tau gone where it is needed?
+    def _seen(self, x: Vector, tau: int) -> tuple[bool, float | None, bool, float | None]:
+        """Is it finite, how far from x_tau where that matters, is x_tau gone where it is needed, is a value too large?
 
         Read a few megabytes at a time: many large updates may come at once.
         """
-        x_tau, base_gone = None, False
+        x_tau, base_gone, plan = None, False, self.coordinator.plan
         if self.versions.on_disk:
             try:
                 x_tau = self.versions.of(tau).vector if self.versions.lasts(tau) else None
@@ -194,9 +194,10 @@ class ServedRun:
                 x_tau = None
             base_gone = x_tau is None
         if x_tau is None or not self.coordinator.needs_distance:
-            return self.updater.finite(x, between=lambda: unload([x])), None, base_gone
-        distance = self.updater.distance(x, x_tau, between=lambda: unload([x, x_tau]))
-        return isfinite(distance), distance, False
+            largest = self.updater.largest(x, between=lambda: unload([x]))
+            return isfinite(largest), None, base_gone, plan.excess(largest)
+        distance, largest = self.updater.measured(x, x_tau, between=lambda: unload([x, x_tau]))
+        return isfinite(distance), distance, False, plan.excess(largest)
 
     def _judged(self, task: int, done: "Future[list[Command]]", unpin: ExitStack) -> None:
         unpin.close()

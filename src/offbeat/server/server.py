@@ -22,8 +22,9 @@ from typing import Any
 
 from offbeat.core.layout import Model
 from offbeat.errors import OffbeatError
+from offbeat.hosting.task_identity import identity
 from offbeat.hosting.task_process import TaskProcess
-from offbeat.protocol.messages import Evaluated, WorkerJoined, WorkerLeft
+from offbeat.protocol.messages import Evaluated, WorkerDeclared, WorkerJoined, WorkerLeft
 from offbeat.server.access import TOKENS, TokenBook
 from offbeat.server.app import make_app
 from offbeat.server.certificates import names_of, server_context
@@ -83,6 +84,8 @@ class ServeOptions:
     exit_when_finished: bool = False
     log_events: str | None = None
     """A file to which every event is logged as a line, or - for stderr."""
+    accept_changed_task: bool = False
+    """Go on although the task's code is not that with which the run began."""
     extend: Callable[["Server"], None] = lambda _server: None
     """Adds to the application before it opens: the page, say, which is a layer above."""
 
@@ -103,7 +106,10 @@ class Server:
         self.url = ""
         with ExitStack() as undo:
             undo.callback(self.process.close)
-            self.begun = begin(options.folder, options.task, options.settings, self.process, options.x_0)
+            self.begun = begin(
+                *(options.folder, options.task, options.settings, self.process, options.x_0),
+                accept_changed_task=options.accept_changed_task,
+            )
             undo.callback(self.begun.folder.close)
             if options.log_events:
                 event_log = EventLog.open(options.log_events, run=self.begun.run_id)
@@ -111,7 +117,8 @@ class Server:
                 observers.append(event_log.written)
             metrics = Metrics(options.folder / LEDGER)
             self.run = self._run(metrics, observers)
-            self.process.remember(self.begun.about, self.run.layout)
+            self._accept_task()
+            self.process.remember(replace(self.begun.about, identity=identity(options.task)), self.run.layout)
             self.long_poll = LongPoll(loop, self.run.driver)
             self.context = ServerContext(
                 *(self.run, self.begun, self.long_poll, WorkerSessions(self._history())),
@@ -131,10 +138,18 @@ class Server:
             drop_damaged=self.options.drop_damaged,
         )
 
-    def _history(self) -> list[WorkerJoined | WorkerLeft]:
-        rows = [row for kind in ("joined", "left") for row in self.run.ledger.rows(kind)]
+    def _accept_task(self) -> None:
+        """Record that the run goes on with a changed task, where an operator has just said so."""
+        task, c = self.begun.task, self.run.coordinator
+        if task.changed:
+            log.warning("from epoch %s on the run has a changed task: %s, not %s", c.t, task.now, task.recorded)
+            self.run.ledger.record_task_accepted(c.at, c.t, task.now)
+            self.run.ledger.flush()
+
+    def _history(self) -> list[WorkerJoined | WorkerDeclared | WorkerLeft]:
+        rows = [row for kind in ("joined", "declared", "left") for row in self.run.ledger.rows(kind)]
         events = map(as_event, sorted(rows, key=lambda row: row.sequence))
-        return [event for event in events if isinstance(event, WorkerJoined | WorkerLeft)]
+        return [event for event in events if isinstance(event, WorkerJoined | WorkerDeclared | WorkerLeft)]
 
     # --- open --------------------------------------------------------------------------------------------------------
 
@@ -280,7 +295,7 @@ class Server:
         x_sha256 = hashlib.sha256(x.vector.data).hexdigest()
         results |= {**self.context.metrics.staleness(), **facts["metrics"]}
         results |= {"x_sha256": x_sha256, "ended": facts["reason"], "dir": str(self.options.folder)}
-        return results | {"task": self.begun.about.identity, "settings": self.begun.folder.settings}
+        return results | {"task": self.begun.task.now, "settings": self.begun.folder.settings}
 
     # --- close -------------------------------------------------------------------------------------------------------
 

@@ -35,6 +35,10 @@ class ServerSettings:
     checkpoint_every: int = _setting(100, "Versions between two checkpoints.")
     keep_updates: str = _setting("needed", "Updates that stay on the disk: needed (for a restart) or all.")
     updater_threads: int = _setting(1, "Threads that mix; more than one helps from about ten million parameters on.")
+    samples_max: int | None = _setting(None, "Most samples that a worker may claim to hold. [default: no limit]")
+    gradients_max: int | None = _setting(
+        None, "Most gradients that an update may claim, in place of what the task says. [default: what the task says]"
+    )
     evaluation_threads: int = _setting(1, "Threads of the process that evaluates.")
 
     def __post_init__(self) -> None:
@@ -42,6 +46,10 @@ class ServerSettings:
         for name in (*at_least_1, "updates_bytes_max", "versions_bytes_max", "updater_threads", "evaluation_threads"):
             if getattr(self, name) < 1:
                 raise InvalidValue(f"{name} is {getattr(self, name)} but must be a whole number >= 1")
+        for name in ("samples_max", "gradients_max"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidValue(f"{name} is {value} but must be a whole number >= 1; leave it out for no limit")
         for name in ("poll_s", "head_s", "stall_s"):
             if not 0 < getattr(self, name) <= 3600:
                 raise InvalidValue(f"{name} is {getattr(self, name)} but must lie in (0, 3600] seconds")

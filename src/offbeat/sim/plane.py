@@ -8,6 +8,7 @@ from offbeat.core.layout import Model
 from offbeat.core.rules import Rule
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Decision, Evaluated, Lease, Spent, UpdateArrived
+from offbeat.protocol.plan import Plan
 from offbeat.sim.executors import Executor, Job, PendingEvaluation
 from offbeat.task import Update, Work
 
@@ -21,6 +22,7 @@ class Plane:
         """`needs` says what must be known about an update: the coordinator, or a rule where there is no gate."""
         self.executor, self.updater, self.seed = executor, updater, seed
         self.needs_distance = needs.needs_distance
+        self.plan = needs.plan if isinstance(needs, Coordinator) else Plan()
         self.w = self.x = x_0
         self._leased: dict[int, tuple[int, Model]] = {}
         """The version that every lease started from, and its model."""
@@ -49,12 +51,14 @@ class Plane:
         update = _done(job)
         x_new, distance = update.x_new.vector, None
         if self.needs_distance:
-            distance = self.updater.distance(x_new, job.x_tau.vector)
+            distance, largest = self.updater.measured(x_new, job.x_tau.vector)
             finite = isfinite(distance)
         else:
-            finite = self.updater.finite(x_new)
+            largest = self.updater.largest(x_new)
+            finite = isfinite(largest)
+        excess = self.plan.excess(largest)
         numbers = (update.trained.samples, update.trained.gradients, finite, distance)
-        return UpdateArrived(at, lease.worker, lease.task, *numbers, spent=spent)
+        return UpdateArrived(at, lease.worker, lease.task, *numbers, spent=spent, largest=excess)
 
     def mix(self, decision: Decision) -> None:
         job = self._jobs[decision.lease.task]

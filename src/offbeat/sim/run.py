@@ -8,7 +8,7 @@ Rules kept here:
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
@@ -17,10 +17,11 @@ from types import ModuleType
 from typing import Any, Self
 
 from offbeat.core.kernel import Updater
-from offbeat.core.layout import Model
+from offbeat.core.layout import Array, Model
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue, MissingExtra
-from offbeat.hosting.loading import adapted, identity, load
+from offbeat.hosting.loading import adapted, load
+from offbeat.hosting.task_identity import identities, identity_of_object, names_in
 from offbeat.method import method_of
 from offbeat.protocol.messages import Decision, Evaluated
 from offbeat.protocol.scheduler import GammaSchedule, Plateau
@@ -34,7 +35,7 @@ from offbeat.sim.plane import Plane, Replayed
 from offbeat.storage.model_file import load_models, save_models
 from offbeat.storage.rows import as_arrival
 from offbeat.storage.run_folder import RunFolder
-from offbeat.task import Task, evaluate, start
+from offbeat.task import Task, evaluate, start_with_frozen
 
 CHECKPOINT_EVERY_S = 30.0
 EVENTS_AT_ONCE = 5_000
@@ -84,6 +85,12 @@ def plots() -> ModuleType:
         raise MissingExtra(str(error.name), "plots") from error
 
 
+def _known_as(task: Task, x_0: Model, frozen: Mapping[str, Array]) -> tuple[str, ...]:
+    """The names of a task: of its file, or of the object where there is none."""
+    own = identities(task)
+    return own if hasattr(task, "identity") else (identity_of_object(task, x_0, frozen), *own)
+
+
 class Simulation:
     """One run under way; `advance` it and do what it asks for, until it is finished."""
 
@@ -97,14 +104,17 @@ class Simulation:
         gamma: GammaSchedule | None = None,
         folder: Path | None = None,
         updater: Updater | None = None,
+        accept_changed_task: bool = False,
     ) -> None:
         """`executor` may be shared with other runs of the same task; then it is not closed here.
 
-        `rule` and `gamma` take the place of what the settings name.
+        `rule` and `gamma` take the place of what the settings name. `accept_changed_task` resumes a run whose task is
+        not the one that it began with.
         """
         self.task, self.method = task, method_of(settings, task, rule, gamma, window_of(settings))
         self.rule, self.plan = self.method.rule, self.method.plan
-        self.x_0 = start(task, settings.seed)
+        self.x_0, frozen = start_with_frozen(task, settings.seed)
+        self.names = names_in(folder, _known_as(task, self.x_0, frozen), accept_changed=accept_changed_task)
         model_bytes = self.x_0.layout.size * BYTES_PER_FLOAT
         self.source = source_of(task, settings, self.rule, self.method.devices, model_bytes, self.plan.epochs)
         self.shared = executor is not None
@@ -195,14 +205,22 @@ class Simulation:
 
     def _open(self, folder: Path | None) -> None:
         """Begin the run in its folder, if it has one, or go on from the checkpoint that is there."""
-        recorded = {"task": identity(self.task), **self.settings.as_dict()}
+        recorded = {"task": self.names.recorded, **self.settings.as_dict()}
         self.folder = RunFolder.begin(folder, recorded) if folder is not None else None
         try:
             self.ledger = self.folder.ledger() if self.folder else None
             self.engine = self._resumed() or self._started()
+            self._accept_task()
         except BaseException:
             self.close()
             raise
+
+    def _accept_task(self) -> None:
+        """Record that the run goes on with a changed task; a checkpoint keeps the record where the run is cut again."""
+        if self.names.changed and self.ledger:
+            c = self.coordinator
+            self.ledger.record_task_accepted(c.at, c.t, self.names.now)
+            self.checkpoint()
 
     def _started(self) -> Engine:
         if self.ledger:
@@ -274,6 +292,6 @@ class Simulation:
             "executor": self.executor.name,
             **self.executor.report(),
             "dir": str(self.folder.path) if self.folder else None,
-            "task": identity(self.task),
+            "task": self.names.now,
             "settings": self.settings.as_dict(),
         }

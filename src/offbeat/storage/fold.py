@@ -27,6 +27,8 @@ SPAN_ROWS = 50_000
 WEIGHTS_MAX = 50_000
 """Different weights that are kept apart; more are rounded."""
 ROUNDED_DIGITS = 2
+WHOLE_MAX = 2**63 - 1
+"""The largest count: workers of earlier versions could claim any number of gradients, and a page must show them."""
 COUNTED = tuple(kind for kind in KINDS if kind not in CHATTER)
 """Kinds whose rows are counted: a server forgets its chatter, so totals of that would not survive a restart."""
 
@@ -239,7 +241,7 @@ class RunFold:
         for t, publish, gradients in map(itemgetter(0, 5, 6), applied):
             while len(gradients_of) < t:  # a group whose deadline passed had no last update
                 gradients_of.append(total)
-            total += gradients
+            total = min(total + gradients, WHOLE_MAX)
             if publish:
                 gradients_of.append(total)
         self._gradients = total

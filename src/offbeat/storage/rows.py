@@ -60,7 +60,7 @@ KINDS = (
     *("fleet_joined", "joined", "left", "returned", "requested", "request_ended", "heartbeat", "arrived", "mixed"),
     *("published", "restarted", "run_paused", "run_resumed", "bad_update", "barred", "quarantined", "readmitted"),
     *("lost", "evaluated", "time_passed", "leased", "released", "decided", "busy", "unknown", "not_yours", "repeated"),
-    *("heard_again", "finished"),
+    *("heard_again", "declared", "task_accepted", "finished"),
 )
 
 
@@ -113,6 +113,7 @@ _PLAIN: dict[type[Event], RowShape] = {
     messages.WorkerBarred: _shape("barred", "at worker detail"),
     messages.WorkerReadmitted: _shape("readmitted", "at worker"),
     messages.LeaseReturned: _shape("returned", "at worker task"),
+    messages.WorkerDeclared: _shape("declared", "at worker samples detail"),
     messages.WorkerLeft: _shape("left", "at worker"),
 }
 """Events whose attributes are columns of the same names; `detail` holds the others."""
@@ -132,6 +133,7 @@ _HEARD_AGAIN = _shapes("heard_again", "at detail")
 _REFUSED = _shapes("decided", _DECISION)
 _APPLIED = _shapes("decided", f"{_DECISION} keep new base publish")
 _LOST = _shape("lost", "at task decision")
+_TASK_ACCEPTED = _shape("task_accepted", "at t detail")
 _FINISHED = _shape("finished", "at detail")
 _ANSWERED = {
     Outcome.BUSY.value: _shape("busy", "at task worker outcome"),
@@ -165,13 +167,14 @@ def _joined(event: messages.WorkerJoined) -> NewRow:
 def _arrived(event: UpdateArrived) -> NewRow:
     samples, gradients = int(event.samples), int(event.gradients)
     values = (event.at, event.task, event.worker, samples, gradients, 1 if event.finite else 0)
-    if event.distance is None and not event.digest and not event.base_gone and event.spent is None:
+    if event.distance is None and not event.digest and not event.base_gone and event.spent is None is event.largest:
         return NewRow(_ARRIVED, values)
     distance = None if event.distance is None else float(event.distance)
     facts: dict[str, object] = {"distance": "nan"} if distance is not None and isnan(distance) else {}
     facts |= {"digest": event.digest} if event.digest else {}
     facts |= {"base_gone": True} if event.base_gone else {}
     facts |= {"spent": event.spent} if event.spent is not None else {}
+    facts |= {"largest": float(event.largest)} if event.largest is not None else {}
     return NewRow(_DESCRIBED, (*values, distance, _detail(**facts) if facts else None))
 
 
@@ -214,6 +217,11 @@ def _answered(command: messages.AnswerPush, at: float) -> NewRow:
 def lost_row(at: float, task: int, decision: int) -> NewRow:
     """An acknowledged update is damaged, and an operator has decided to go on without it."""
     return NewRow(_LOST, (at, task, decision))
+
+
+def task_accepted_row(at: float, t: int, task: str) -> NewRow:
+    """An operator has decided to go on with another task than the run had: its identity."""
+    return NewRow(_TASK_ACCEPTED, (at, t, _detail(task=task)))
 
 
 def _of_lease(lease: Lease) -> tuple[object, ...]:
@@ -300,7 +308,7 @@ def as_arrival(row: Any) -> UpdateArrived:
     detail = {} if row.detail is None else json.loads(row.detail)
     seen = (row.samples, row.gradients, bool(row.finite), row.distance)
     spent = messages.Spent(*detail["spent"]) if "spent" in detail else None
-    named = (detail.get("digest", ""), detail.get("base_gone", False), spent)
+    named = (detail.get("digest", ""), detail.get("base_gone", False), spent, detail.get("largest"))
     return UpdateArrived(row.at, row.worker, row.task, *seen, *named)
 
 

@@ -172,9 +172,11 @@ def _resumable(path: Path, wanted: dict[str, Any], *, reopen: bool) -> bool:
     if (path / SUMMARY).exists() and not reopen:
         raise InvalidValue(f"{path} holds a finished run; give a new or an empty folder")
     if different:
+        changed = any(one.startswith("task is ") for one in different)
+        accept = "; where only the task's code has changed, --accept-changed-task goes on with it" if changed else ""
         raise InvalidValue(
             f"{path} holds a run with other settings: {'; '.join(different)}. "
-            "Use the same settings to resume it, or give a new or an empty folder"
+            f"Use the same settings to resume it, or give a new or an empty folder{accept}"
         )
     return True
 

@@ -14,10 +14,11 @@ from time import monotonic
 from typing import Any
 
 from offbeat.core.layout import Layout, Model
+from offbeat.core.model_base import base_of
 from offbeat.errors import InvalidValue, LayoutMismatch, OffbeatError
-from offbeat.task import Task, Trained, Work, start
+from offbeat.task import Task, Trained, Work, samples_of, start_with_frozen
 from offbeat.worker.api_answers import Joined, LeasedTask, RequestRefused
-from offbeat.worker.api_client import ApiClient, OtherRun
+from offbeat.worker.api_client import ApiClient, OtherRun, OwnModel
 from offbeat.worker.delivery import Delivery
 from offbeat.worker.eligibility import Eligibility
 from offbeat.worker.heartbeat import Heartbeat
@@ -60,6 +61,10 @@ class Worker:
         self._delivery = Delivery(outbox, journal or Journal(None), self._server, say)
         self._heartbeat = Heartbeat(client.beside(), self.interrupts.revoke)
         self._failures = 0
+        self._own: OwnModel
+        self._samples: int | None = None
+        """Those that every push claims, once they are known."""
+        self._told_of_samples = False
 
     def run(self) -> None:
         """Work until the run is finished or the worker is told to stop; any other end is raised."""
@@ -93,6 +98,8 @@ class Worker:
         if joined.state == "finished":
             return self.say("the run is finished")
         task, layout = self._loaded(joined)
+        self._server.answered(lambda: self._server.client.declare(self._own))
+        self._samples = self._own.samples or joined.samples
         while (lease := self._leased()) is not None:
             with self._holding(lease.task):
                 self._do(joined.run, task, layout, lease)
@@ -113,7 +120,9 @@ class Worker:
         try:
             with self.interrupts.allowed():
                 task = self._make(joined)
-                layout = start(task, joined.seed).layout
+                x_0, frozen = start_with_frozen(task, joined.seed)
+                layout = x_0.layout
+                self._own = OwnModel(self._held(task, joined.device), base_of(layout, frozen))
         except OffbeatError:
             raise
         except Exception as error:
@@ -121,6 +130,15 @@ class Worker:
         if layout.fingerprint != joined.layout:
             raise LayoutMismatch(f"this task makes another model than that of the server; use its task: {joined.task}")
         return task, layout
+
+    def _held(self, task: Task, device: int) -> int | None:
+        """How many samples the device holds, where that can be known now; else the first training says it."""
+        try:
+            samples = samples_of(task, device)
+        except Exception as error:
+            self.say(f"the samples of device {device} cannot be counted yet: {self._describe(error)}")
+            return None
+        return samples if samples is None or samples >= 1 else None
 
     # --- idle --------------------------------------------------------------------------------------------------------
 
@@ -187,12 +205,24 @@ class Worker:
         """Train the pulled model in its place: it is the only copy."""
         work = Work(lease.device, lease.number, lease.seed, lease.local_iterations, lease.gamma)
         began = monotonic()
-        trained = _checked(task.train(model, work))
+        trained = self._as_declared(_checked(task.train(model, work)))
         if (left := self.settings.at_least_s - (monotonic() - began)) > 0:
             self.interrupts.wait(left)
         took = f"{trained.gradients} gradients in {monotonic() - began:.1f} s"
         self.say(f"task {lease.task} on version {lease.tau}: trained {took}")
         return trained
+
+    def _as_declared(self, trained: Trained) -> Trained:
+        """The number of samples is the same in every push, whatever the task counts meanwhile."""
+        if self._samples is None:
+            self._samples = trained.samples
+        if trained.samples != self._samples and not self._told_of_samples:
+            self._told_of_samples = True
+            self.say(
+                f"the task reports {trained.samples} samples, but this worker holds {self._samples}, which is "
+                "sent; to declare another number, start it again with a task that has a method `samples`"
+            )
+        return trained._replace(samples=self._samples)
 
     def _failed(self, task: int, error: Exception) -> None:
         self._failures += 1
