@@ -118,6 +118,7 @@ class Watch:
     """The answers of `available`, in order: the coordinator's only other input."""
     applied: dict[int, int] = field(default_factory=dict)
     duplicates: int = 0
+    restarts: int = 0
     outcomes: Counter[Outcome] = field(default_factory=Counter)
 
     def record(self, event: Event, commands: list[Command]) -> None:
@@ -194,6 +195,7 @@ def run(seed: int) -> Watch:
                 raise InvariantBroken(f"not finished after {EVENTS_MAX} events, at epoch {watch.coordinator.t}")
             if engine.handled > restart_after:
                 restart_after += 400
+                watch.restarts += 1
                 engine.coordinator = watch.coordinator = _restarted(watch, seed, available)
     if watch.coordinator.t < EPOCHS:
         raise InvariantBroken(f"no event was left at epoch {watch.coordinator.t} of {EPOCHS}")
