@@ -216,7 +216,10 @@ def test_a_book_that_cannot_be_read_lets_nobody_in(tmp_path: Path) -> None:
         answer = until(lambda: eye.call("GET", "/v1/status"), lambda answer: answer.status != 200)
         told = refused(answer, 503, "not_now")
         assert str(tmp_path) not in told["message"]
+        troubles = running.server.context.troubles
+        assert "tokens cannot be read" in str(troubles.text)
         book.path.write_bytes(good)
+        until(lambda: troubles.text is None)
         until(lambda: eye.call("GET", "/v1/status").status, lambda status: status == 200)
     book.path.write_bytes(b"{}")
     with (

@@ -182,6 +182,7 @@ class Watch:
     """The answers of `available`, in order: the coordinator's only other input."""
     applied: dict[int, int] = field(default_factory=dict)
     duplicates: int = 0
+    restarts: int = 0
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     decided: set[int] = field(default_factory=set)
     leases: dict[int, str] = field(default_factory=dict)
@@ -297,6 +298,7 @@ def run(seed: int) -> Watch:
                 raise InvariantBroken(f"not finished after {EVENTS_MAX} events, at epoch {watch.coordinator.t}")
             if engine.handled > restart_after:
                 restart_after += 400
+                watch.restarts += 1
                 engine.coordinator = watch.coordinator = _restarted(watch, seed, available)
                 if draws.below(2, seed, RESTARTED, engine.handled):
                     _connect_again(engine)

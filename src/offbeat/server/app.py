@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
 
 from offbeat.errors import InvalidValue
-from offbeat.server import calls, claims, pulls, pushes, uploads, views
+from offbeat.server import calls, claims, pulls, pushes, trouble_watch, uploads, views
 from offbeat.server.access import Right, bearer
 from offbeat.server.context import CONTEXT, JSON_BYTES_MAX, PROTOCOL, TOKEN, ServerContext, context_of, hello
 from offbeat.server.http_connection import HEAD_TOO
@@ -98,6 +98,7 @@ async def refusing(request: web.Request, handler: Handler) -> web.StreamResponse
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
         refusal = Refusal("internal", "something went wrong in the server")
+    trouble_watch.note_answer(context_of(request), refusal, pushing=request.match_info.handler is pushes.push)
     if refusal is not None:
         context_of(request).metrics.refused(refusal.error)
         response = refusal.response()
@@ -126,7 +127,7 @@ async def admitting(request: web.Request, handler: Handler) -> web.StreamRespons
         try:
             entry = book.check(token)
         except InvalidValue as error:
-            log.error("every request is refused, because tokens cannot be read: %s", error)  # noqa: TRY400 (it says enough)
+            trouble_watch.note_unreadable_tokens(context_of(request).troubles, book, error)
             raise Refusal("not_now", "the server cannot read its tokens", retry_after_s=5) from error
         if entry is None:
             raise Refusal("bad_token", "this token is not known, or was revoked")

@@ -17,6 +17,7 @@ from offbeat.core.layout import Model
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Decision, Lease, TimePassed
 from offbeat.protocol.snapshot import snapshot
+from offbeat.server.open_troubles import CHECKPOINTS, OpenTroubles
 from offbeat.server.settings import ServerSettings
 from offbeat.server.update_store import UpdateStore
 from offbeat.server.version_store import VersionStore
@@ -47,11 +48,12 @@ class Checkpointer:
         versions: VersionStore,
         stood: tuple[Model, Model],
         limits: ServerSettings,
+        troubles: OpenTroubles,
     ) -> None:
         self.stood = stood
         """w and x after the last pass of the mixer that the coordinator knows of."""
         self._checkpoints, self._coordinator, self._ledger = checkpoints, coordinator, ledger
-        self._updates, self._versions, self._limits = updates, versions, limits
+        self._updates, self._versions, self._limits, self._troubles = updates, versions, limits, troubles
         self._t = self._events = self._bytes = 0
         """Where the run stood at the last checkpoint."""
         self._mark = -1
@@ -107,6 +109,7 @@ class Checkpointer:
     def _write(self, driver: "Driver", checkpoint: Checkpoint, leased: set[int]) -> None:
         try:
             self._checkpoints.write(checkpoint)
+            self._troubles.over(CHECKPOINTS)
             oldest = self._checkpoints.prune()
             if oldest is not None:
                 self._prune(oldest, checkpoint.state["t"], leased)
@@ -114,13 +117,15 @@ class Checkpointer:
                     pass
         except Exception as error:  # the checkpoint before it is still good
             if not self._stopping.is_set():
-                log.warning(
-                    "a checkpoint could not be written; the next one will be tried: %s",
-                    error,
-                    exc_info=not isinstance(error, OSError),
-                )
+                self._note_failure(error)
         finally:
             self._writing.clear()
+
+    def _note_failure(self, error: Exception) -> None:
+        what = f"a checkpoint could not be written; the next one will be tried: {error}"
+        self._troubles.note(CHECKPOINTS, what)
+        if not isinstance(error, OSError):  # no fault of the disk
+            log.warning("this is why the checkpoint could not be written:", exc_info=error)
 
     def _prune(self, oldest: int, t: int, leased: set[int]) -> None:
         """Remove the updates and versions that the second-newest checkpoint does not need to be redone from.

@@ -18,6 +18,7 @@ from offbeat.server.driver import Happened
 from offbeat.server.folder import Begun, heartbeat_s_of
 from offbeat.server.long_poll import LongPoll, answered
 from offbeat.server.metrics import Metrics
+from offbeat.server.push_answers import PushAnswers
 from offbeat.server.refusals import Refusal
 from offbeat.server.reports import Reports
 from offbeat.server.served_run import ServedRun
@@ -60,12 +61,9 @@ class ServerContext:
         self.joining, self.committed = asyncio.Lock(), asyncio.Event()
         self.disk_pool = ThreadPoolExecutor(8, "disk")
         self.finished = run.coordinator.finished
-        self.troubles: dict[str, str] = {}
-        """What an administrator should look at, by what it is about, until it is over."""
-
-    @property
-    def trouble(self) -> str | None:
-        return next(iter(self.troubles.values()), None)
+        self.troubles = run.troubles
+        """What an administrator should look at, until it is over."""
+        self.push_answers = PushAnswers(run.troubles)
 
     async def tell(self, happened: Happened) -> list[Command]:
         """Tell the driver what happened; answered when it is on the disk."""

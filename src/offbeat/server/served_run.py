@@ -12,7 +12,6 @@ Rules kept here:
 """
 
 import json
-import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -30,6 +29,7 @@ from offbeat.protocol.snapshot import snapshot
 from offbeat.server.checkpointing import ROOM, Checkpointer, applied_of
 from offbeat.server.driver import Driver, Outside
 from offbeat.server.mixer import Mixed, Mixer
+from offbeat.server.open_troubles import VERSIONS, OpenTroubles
 from offbeat.server.recovery import recover
 from offbeat.server.settings import ServerSettings
 from offbeat.server.update_store import NO_LIMIT, UpdateStore
@@ -40,8 +40,6 @@ from offbeat.storage.ledger import Ledger, Observer
 from offbeat.wire import unload
 
 RETRY_S = 1.0
-
-log = logging.getLogger("offbeat.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +64,11 @@ class ServedRun:
         observers: Observers | None = None,
         disk: Disk | None = None,
         drop_damaged: bool = False,
+        troubles: OpenTroubles | None = None,
     ) -> None:
         """Go on with the run in this folder, which `begin` made; nothing moves before `start`."""
         self.disk, observers = disk or Disk(), observers or Observers()
+        self.troubles = troubles or OpenTroubles()
         self.layout = layout_from(json.loads((folder / "layout.json").read_bytes()))
         self.updates = self._update_store(folder, limits, observers)
         self.versions = VersionStore(
@@ -129,9 +129,9 @@ class ServedRun:
         self.versions.add(self.coordinator.t, self.mixer.x)
         self.checkpointer = Checkpointer(
             *(checkpoints, self.coordinator, self.ledger, self.updates, self.versions, (self.mixer.w, self.mixer.x)),
-            limits,
+            *(limits, self.troubles),
         )
-        self.driver = Driver(self.coordinator, self.ledger, self.mixer, self.checkpointer, outside)
+        self.driver = Driver(self.coordinator, self.ledger, self.mixer, self.checkpointer, outside, self.troubles)
         for decision in found.lost:
             self.ledger.record_lost(self.driver.clock.now(), decision.lease.task, decision.sequence)
         self.ledger.flush()
@@ -219,10 +219,12 @@ class ServedRun:
             try:
                 self.versions.add(t, x)
             except OSError as error:
-                log.warning("version %s cannot be written, so mixing waits; make room on the disk: %s", t, error)
+                what = f"version {t} cannot be written, so mixing waits; make room on the disk: {error}"
+                self.troubles.note(VERSIONS, what)
                 if self._stopping.wait(RETRY_S):
                     return False
             else:
+                self.troubles.over(VERSIONS)
                 return True
 
     # --- for those who look ------------------------------------------------------------------------------------------

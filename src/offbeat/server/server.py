@@ -38,10 +38,12 @@ from offbeat.server.http_connection import HttpRunner
 from offbeat.server.listener import Listener
 from offbeat.server.long_poll import LongPoll, call_on, wait_for
 from offbeat.server.metrics import Metrics, Timed
+from offbeat.server.open_troubles import EVALUATION, RESULTS
 from offbeat.server.own_names import OwnNames
 from offbeat.server.served_run import Observers, ServedRun
 from offbeat.server.sessions import WorkerSessions
 from offbeat.server.settings import AccessSettings, ServerSettings
+from offbeat.server.trouble_watch import watch
 from offbeat.server.views import counts
 from offbeat.settings import Settings
 from offbeat.storage.disk import Disk
@@ -63,7 +65,6 @@ LINGER_S = 2.0
 
 COUNTED = ("t", "epochs", "applied", "gradients", "rejected", "duplicates")
 """What the summary takes over from the status."""
-EVALUATION, RESULTS = "evaluation", "results"
 
 log = logging.getLogger("offbeat.server")
 http_log = logging.getLogger("offbeat.server.http")
@@ -177,6 +178,7 @@ class Server:
         listener = Listener(self.runner, replace(self.options.limits, connections_max=most), self.tls)
         self.listener = await listener.listen()
         self.url = self._url(listener.port)
+        self._watching = self.loop.create_task(watch(self.context))
         where = {"url": self.url, "pid": os.getpid(), "run": self.begun.run_id}
         Disk().write_whole(self.options.folder / WHERE, [json.dumps(where).encode()])
         if self.context.finished:
@@ -189,7 +191,8 @@ class Server:
             return
         process, c = Timed(self.process, self.context.metrics), self.run.coordinator
         folder, layout = self.options.folder, self.run.layout
-        self.evaluator = Evaluator(process, folder, layout, self._evaluated, self._not_evaluated)
+        told = (self._evaluated, self._not_evaluated)
+        self.evaluator = Evaluator(process, folder, layout, *told, died=self._evaluator_died)
         self._parts.callback(self.evaluator.stop)
         if (not c.evaluations or c.evaluations[-1].t != c.t) and (c.t == 0 or c.finished):
             self.evaluate(c.t)
@@ -222,17 +225,17 @@ class Server:
     # --- evaluation --------------------------------------------------------------------------------------------------
 
     def _evaluated(self, t: int, metrics: Mapping[str, float]) -> None:
-        self.context.troubles.pop(EVALUATION, None)
+        self.context.troubles.over(EVALUATION)
         with suppress(OffbeatError):  # the driver has failed, which is known elsewhere
             self.run.driver.tell(lambda at: Evaluated(at, t, metrics), must=True).result()
 
     def _not_evaluated(self, t: int, why: str) -> None:
         self.context.metrics.not_evaluated()
-        self._note_trouble(EVALUATION, f"version {t} could not be evaluated: {why}")
+        self.context.troubles.note(EVALUATION, f"version {t} could not be evaluated: {why}")
 
-    def _note_trouble(self, about: str, what: str) -> None:
-        self.context.troubles[about] = what
-        log.warning(what)
+    def _evaluator_died(self, t: int, why: str) -> None:
+        what = f"version {t} is not evaluated yet, because the process that evaluates died; it is tried again: {why}"
+        self.context.troubles.note(EVALUATION, what)
 
     def _published(self, t: int) -> None:
         self.long_poll.published()
@@ -265,10 +268,11 @@ class Server:
         while not self.stopped.is_set():
             try:
                 await self.context.off_loop(self._write_results)
-                self.context.troubles.pop(RESULTS, None)
+                self.context.troubles.over(RESULTS)
                 break
             except (OSError, OffbeatError) as error:
-                self._note_trouble(RESULTS, f"the results cannot be written; this is tried again: {error}")
+                what = f"the results cannot be written; this is tried again: {error}"
+                self.context.troubles.note(RESULTS, what)
                 await wait_for(self.stopped, RETRY_S)
         log.info("finished: %s", self.run.coordinator.end_reason)
         if self.options.exit_when_finished:
@@ -302,6 +306,8 @@ class Server:
     async def close(self) -> None:
         """Stop cleanly: no request waits, everything is on the disk, the folder is free."""
         self.listener.close()
+        self._watching.cancel()
+        await asyncio.wait([self._watching])
         self.run.driver.hurry()
         self.long_poll.stop()
         self.context.say_committed()  # those who follow the events hear that they end

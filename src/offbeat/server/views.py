@@ -38,7 +38,7 @@ async def status_of(service: ServerContext) -> dict[str, Any]:
         "waiting": len(service.long_poll),
         "disk_bytes": await service.off_loop(run.disk_bytes),
         "disk_bytes_max": service.limits.updates_bytes_max,
-        "trouble": run.driver.trouble or service.trouble,
+        "trouble": service.troubles.text,
         "version": VERSION,
     }
     return dict(plain(facts))

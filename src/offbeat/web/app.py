@@ -132,7 +132,7 @@ def furnish(server: "Server") -> None:
         else:
             await context.tell(lambda at: WorkerBarred(at, worker, BY_HAND))
 
-    reading = RunReader(server.options.folder, trouble=lambda: context.run.driver.trouble or context.trouble)
+    reading = RunReader(server.options.folder, trouble=lambda: context.troubles.text)
     mount(
         server.app,
         reading,
