@@ -8,7 +8,7 @@ import hashlib
 import json
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -51,6 +51,8 @@ class IndependentReplay:
         """Digests of x by how many updates were in it."""
         self.skipped = 0
         """Updates that were removed before they were read, so that the x of a checkpoint was taken instead."""
+        self.compared: set[str] = set()
+        """The checkpoints that held the same x."""
         self._last: tuple[int, int] | None = None
 
     @property
@@ -69,7 +71,7 @@ class IndependentReplay:
 
     def skip(self) -> None:
         """Go on from the oldest checkpoint that lies ahead: the updates before it are gone, which it makes up for."""
-        ahead = [one for one in self._checkpoints() if one[0] > len(self.applied)]
+        ahead = [(mixed, x) for _, mixed, x in self._checkpoints() if mixed > len(self.applied)]
         assert ahead, f"an update after the first {len(self.applied)} is gone, and no checkpoint holds it"
         mixed, self.x = min(ahead, key=lambda one: one[0])
         with closing(self._ledger()) as ledger:
@@ -107,22 +109,21 @@ class IndependentReplay:
         if len(self.seen) > SEEN_MAX:
             self.seen.popitem(last=False)
 
-    def check_checkpoints(self) -> int:
-        """Compare the checkpoints that are there, bit for bit; answers how many could be."""
-        compared = 0
-        for mixed, x in self._checkpoints():
+    def check_checkpoints(self) -> None:
+        """Compare the checkpoints that are there, bit for bit, as far as they are not ahead of this."""
+        for name, mixed, x in self._checkpoints(self.compared):
             if mixed in self.seen:
                 same = hashlib.sha256(x.tobytes()).hexdigest() == self.seen[mixed]
                 assert same, f"the checkpoint after {mixed} updates holds another x than these updates give"
-                compared += 1
-        return compared
+                self.compared.add(name)
 
-    def _checkpoints(self) -> Iterator[tuple[int, Vector]]:
-        """How many updates are in each, and its x."""
+    def _checkpoints(self, known: Collection[str] = ()) -> Iterator[tuple[str, int, Vector]]:
+        """The name of each that is not known, how many updates are in it, and its x."""
         for file in (self.run / "checkpoints").glob("*.json"):
             with suppress(FileNotFoundError):  # a newer one has taken its place
-                mixed = json.loads(file.read_bytes())["state"]["mixed"]
-                yield mixed, vector(file.with_name(f"{file.stem}.w.safetensors"))
+                if file.stem not in known:
+                    mixed = json.loads(file.read_bytes())["state"]["mixed"]
+                    yield file.stem, mixed, vector(file.with_name(f"{file.stem}.w.safetensors"))
 
 
 def replay(run: Path) -> tuple[str, dict[int, str]]:

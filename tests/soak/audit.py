@@ -47,7 +47,6 @@ class Audit:
         self.lies: Counter[tuple[str, str]] = Counter()
         """How often each lie was answered with what."""
         self.refused: set[int] = set()
-        self.checkpoints = 0
         self._readers: dict[Path, LineReader] = {}
 
     @property
@@ -57,6 +56,11 @@ class Audit:
     @property
     def skipped(self) -> int:
         return 0 if self.replay is None else self.replay.skipped
+
+    @property
+    def checkpoints(self) -> int:
+        """How many were compared."""
+        return 0 if self.replay is None else len(self.replay.compared)
 
     def look(self) -> None:
         """Everything that came since the last look."""
@@ -70,7 +74,7 @@ class Audit:
             self._acknowledged(self.replay, entry)
         for entry in told:
             self._told(entry)
-        self.checkpoints += self.replay.check_checkpoints()
+        self.replay.check_checkpoints()
 
     def _new_in(self, pattern: str) -> list[dict[str, Any]]:
         files = sorted(self.folder.glob(pattern))

@@ -165,7 +165,7 @@ def picture(facts: dict[str, Any]) -> Figure:
     _latency(waits, facts)
     for axes in figure.axes:
         axes.grid(alpha=0.3)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
     for axes in (disk, waits):
         axes.set_xlabel("time (minutes)")
     figure.suptitle(

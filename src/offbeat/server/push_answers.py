@@ -25,9 +25,10 @@ class PushAnswers:
         if refusal is not None and refusal.status not in BAD:
             return
         self._latest.append(None if refusal is None else refusal.error)
-        words = Counter(word for word in self._latest if word is not None)
-        bad, many = words.total(), len(self._latest)
+        many = len(self._latest)
+        bad = many - self._latest.count(None)
         if many >= ENOUGH and 2 * bad >= many:
+            words = Counter(word for word in self._latest if word is not None)
             self._troubles.note(REFUSED, _most_refused(words, many))
         elif 3 * bad < many:
             self._troubles.over(REFUSED)
