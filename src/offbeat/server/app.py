@@ -16,8 +16,8 @@ from aiohttp.web_protocol import RequestPayloadError
 from offbeat.errors import InvalidValue
 from offbeat.server import calls, pulls, pushes, uploads, views
 from offbeat.server.access import Right, bearer
-from offbeat.server.context import CONTEXT, JSON_BYTES_MAX, PROTOCOL, TOKEN, ServerContext, context_of, hello
-from offbeat.server.listener import SILENT
+from offbeat.server.context import CONTEXT, JSON_BYTES_MAX, PROTOCOL, TOKEN, ServerContext, context_of, counted, hello
+from offbeat.server.descriptors import is_known, refusal_of
 from offbeat.server.refusals import Refusal, of_http
 
 log = logging.getLogger("offbeat.server")
@@ -57,8 +57,8 @@ _RIGHT_OF = {route.handler: route.right for route in ROUTES}
 
 def make_app(context: ServerContext) -> web.Application:
     app = web.Application(client_max_size=JSON_BYTES_MAX, middlewares=[refusing, admitting])
-    app[CONTEXT], app[SILENT] = context, set()
-    app[uploads.UPLOADS] = uploads.Uploads()
+    app[CONTEXT] = context
+    app[uploads.UPLOADS] = uploads.Uploads(context.limits)
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler, expect_handler=expecting)
     app.router.add_get("/metrics", views.metrics, expect_handler=expecting)  # where Prometheus looks by itself
@@ -73,7 +73,6 @@ async def expecting(request: web.Request) -> None:
 
 @web.middleware
 async def refusing(request: web.Request, handler: Handler) -> web.StreamResponse:
-    request.app[SILENT].discard(request.protocol)
     refusal: Refusal | None = None
     try:
         response = await handler(request)
@@ -87,17 +86,26 @@ async def refusing(request: web.Request, handler: Handler) -> web.StreamResponse
         refusal = Refusal("bad_request", f"the body cannot be read: {error}")
     except (asyncio.CancelledError, ConnectionError):
         raise
-    except Exception:
-        log.exception("%s %s failed", request.method, request.path)
-        refusal = Refusal("internal", "something went wrong in the server")
+    except Exception as error:
+        refusal = _unexpected(request, error)
     if refusal is not None:
         context_of(request).metrics.refused(refusal.error)
         response = refusal.response()
     if not response.prepared:
         response.headers.update(hello())
-        if request.can_read_body and not request.content.at_eof():
-            response.force_close()  # the body will not be read, and may not even be sent
+        unread = request.can_read_body and not request.content.at_eof()
+        if unread or getattr(request.protocol, "turned_away", False):
+            response.force_close()  # the body will not be read, and may not even be sent; or there is no place for it
     return response
+
+
+def _unexpected(request: web.Request, error: Exception) -> Refusal:
+    """What the system refused is told in words; the rest is a mistake of ours."""
+    if isinstance(error, OSError):
+        log.warning("%s %s failed: %s", request.method, request.path, error, exc_info=not is_known(error))
+        return refusal_of("do this", error)
+    log.error("%s %s failed", request.method, request.path, exc_info=error)
+    return Refusal("internal", "something went wrong in the server")
 
 
 @web.middleware
@@ -125,4 +133,5 @@ async def admitting(request: web.Request, handler: Handler) -> web.StreamRespons
         if not entry.role.may(right):
             raise Refusal("not_allowed", f"a token of role {entry.role.value} may not do this")
         request[TOKEN] = entry
-    return await handler(request)
+    with counted(request):
+        return await handler(request)

@@ -18,7 +18,7 @@ from functools import cache
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, Self
 
-from offbeat.protocol.messages import AnswerPush, Evaluated, Finish, VersionPublished
+from offbeat.protocol.messages import TOTAL_MAX, AnswerPush, Evaluated, Finish, VersionPublished
 from offbeat.storage.ledger import CHATTER, Ledger
 from offbeat.storage.rows import COMMANDS, EVENTS, KINDS, NewRow, RowShape, row_maker
 
@@ -238,7 +238,7 @@ class RunFold:
         for t, publish, gradients in map(itemgetter(0, 5, 6), applied):
             while len(gradients_of) < t:  # a group whose deadline passed had no last update
                 gradients_of.append(total)
-            total += gradients
+            total = min(total + gradients, TOTAL_MAX)
             if publish:
                 gradients_of.append(total)
         self._gradients = total

@@ -19,13 +19,15 @@ from aiohttp import web
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.protocol.messages import WorkerBarred, WorkerReadmitted
 from offbeat.server.access import Right, Role, TokenBook
+from offbeat.server.descriptors import no_descriptors, out_of_descriptors, refusal_of
+from offbeat.server.places import Places
 from offbeat.server.refusals import Refusal, of_http
 from offbeat.web.login import PageAccess
 from offbeat.web.pages import HEADERS, STATIC, Assets, refused_page, root_of, to
 from offbeat.web.run_reader import RunReader
 from offbeat.web.run_watch import Committed
 from offbeat.web.runs import One, Runs
-from offbeat.web.site import Act, Site
+from offbeat.web.site import BODY_S, Act, Site
 
 if TYPE_CHECKING:
     from offbeat.server.server import Server
@@ -93,14 +95,24 @@ def mount(
     behind_proxy: bool = False,
     act: Act | None = None,
     committed: Committed | None = None,
+    listeners: Places | None = None,
+    body_s: float = BODY_S,
     static: Path = STATIC,
 ) -> Site:
     """Add the page of one run to an application that has not started; with `tokens`, visitors must have one.
 
     `act` does what an administrator wants; `committed` gives an event that is set when rows are added to the ledger.
+    `listeners` are the places of those who follow events, which a server shares out to its API as well.
     """
     door = PageAccess(tokens, tls=tls, behind_proxy=behind_proxy, open_role=Role.ADMIN if act else Role.VIEWER)
-    site = Site(One(reading), door, Assets(static), many=False, act=act, committed=committed)
+    site = Site(
+        *(One(reading), door, Assets(static)),
+        many=False,
+        act=act,
+        committed=committed,
+        listeners=listeners,
+        body_s=body_s,
+    )
     return _furnished(app, site, [("", OF_SITE), ("", OF_RUN)])
 
 
@@ -134,6 +146,8 @@ def furnish(server: "Server") -> None:
         behind_proxy=server.options.limits.behind_proxy,
         act=act,
         committed=lambda: context.committed,
+        listeners=context.listeners,
+        body_s=context.limits.head_s,
     )
 
 
@@ -187,6 +201,10 @@ def _refusal(request: web.Request, error: Exception) -> Refusal:
             return of_http(error)
         case InvalidValue():
             return Refusal("bad_request", str(error), do="Change what is asked for.")
+        case OSError():
+            return refusal_of("do this", error)
+        case OffbeatError() if out_of_descriptors():
+            return no_descriptors()
         case OffbeatError():
             return Refusal("not_now", str(error), retry_after_s=5)
     log.error("%s %s failed", request.method, request.path, exc_info=error)
