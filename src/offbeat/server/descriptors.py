@@ -7,6 +7,7 @@ Rules kept here:
 
 import errno
 import os
+import sqlite3
 
 from offbeat.errors import OffbeatError
 from offbeat.server.refusals import KINDS, Refusal
@@ -38,6 +39,18 @@ def no_descriptors() -> Refusal:
     return Refusal(
         "no_descriptors", "the server has as many files and connections open as it may", retry_after_s=RETRY_S
     )
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Did this fail for want of descriptors, itself or what it was caused by?"""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in NO_DESCRIPTORS:
+            return True
+        if isinstance(cause, sqlite3.Error) and out_of_descriptors():
+            return True
+        cause = cause.__cause__
+    return False
 
 
 def out_of_descriptors() -> bool:

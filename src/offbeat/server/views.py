@@ -11,7 +11,7 @@ from aiohttp import web
 from offbeat.errors import MissingExtra, OffbeatError
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.server.context import NUMBER_DIGITS_MAX, PROTOCOL, VERSION, ServerContext, context_of, hello, identity_of
-from offbeat.server.descriptors import no_descriptors, out_of_descriptors
+from offbeat.server.descriptors import is_shortage, no_descriptors
 from offbeat.server.event_feed import EventPage
 from offbeat.server.refusals import Refusal, answer
 from offbeat.server.slow_readers import write_within
@@ -142,7 +142,7 @@ async def _read(service: ServerContext, read: Callable[..., T], *arguments: Any)
     try:
         return await service.off_loop(read, *arguments)
     except OffbeatError as error:
-        raise no_descriptors() if out_of_descriptors() else Refusal("not_now", str(error), retry_after_s=5) from error
+        raise no_descriptors() if is_shortage(error) else Refusal("not_now", str(error), retry_after_s=5) from error
 
 
 async def _follow(

@@ -19,7 +19,7 @@ from aiohttp import web
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.protocol.messages import WorkerBarred, WorkerReadmitted
 from offbeat.server.access import Right, Role, TokenBook
-from offbeat.server.descriptors import no_descriptors, out_of_descriptors, refusal_of
+from offbeat.server.descriptors import is_shortage, no_descriptors, refusal_of
 from offbeat.server.places import Places
 from offbeat.server.refusals import Refusal, of_http
 from offbeat.web.login import PageAccess
@@ -199,12 +199,12 @@ def _refusal(request: web.Request, error: Exception) -> Refusal:
             return error
         case web.HTTPException():
             return of_http(error)
+        case OffbeatError() if is_shortage(error):
+            return no_descriptors()
         case InvalidValue():
             return Refusal("bad_request", str(error), do="Change what is asked for.")
         case OSError():
             return refusal_of("do this", error)
-        case OffbeatError() if out_of_descriptors():
-            return no_descriptors()
         case OffbeatError():
             return Refusal("not_now", str(error), retry_after_s=5)
     log.error("%s %s failed", request.method, request.path, exc_info=error)
