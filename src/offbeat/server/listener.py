@@ -34,6 +34,7 @@ NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 AT_ONCE = 64
 """Connections that are accepted before other work has its turn."""
 REFUSED_AT_ONCE = 16
+REQUEST_MAX = 1 << 16
 PAUSE_S = 0.5
 """How long nothing is accepted where descriptors have run out."""
 REFUSING_MAX = 64
@@ -202,11 +203,16 @@ class Listener:
             with suppress(OSError):
                 accepted, _ = listening.accept()
                 with accepted:
-                    accepted.setblocking(False)
-                    if self.tls is None:
-                        accepted.send(as_http(no_descriptors()))
+                    self._say_shortage(accepted)
             if not self._have_reserve():
                 return
+
+    def _say_shortage(self, accepted: socket.socket) -> None:
+        accepted.setblocking(False)
+        if self.tls is None:
+            accepted.send(as_http(no_descriptors()))
+            accepted.shutdown(socket.SHUT_WR)
+            accepted.recv(REQUEST_MAX)  # what is closed unread resets the connection, and the client hears nothing
 
     def _give_up_reserve(self) -> None:
         if self._reserve is not None:
