@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -23,6 +24,7 @@ from offbeat.server import uploads as server_uploads
 from offbeat.server.access import TOKENS, Role, TokenBook
 from offbeat.server.server import ServeOptions
 from offbeat.server.settings import AccessSettings, ServerSettings
+from offbeat.server.slow_readers import has_gone
 from offbeat.web.app import furnish
 from offbeat.worker.settings import trusted
 from tests.server import serving as served
@@ -381,6 +383,15 @@ def test_a_listener_costs_one_descriptor(tmp_path: Path) -> None:
         assert all(
             b"event: " in line.reader.readline() + line.reader.readline() + line.reader.readline() for line in listening
         )
+
+
+def test_a_client_that_has_hung_up_is_no_failure_of_the_server() -> None:
+    """uvloop raises RuntimeError where something is written to a connection that was aborted."""
+    request: Any = SimpleNamespace(transport=None)
+    assert has_gone(request, RuntimeError("the handler is closed"))
+    assert not has_gone(request, ValueError("a mistake"))
+    request.transport = SimpleNamespace(is_closing=lambda: False)
+    assert not has_gone(request, RuntimeError("a mistake"))
 
 
 # --- totals ----------------------------------------------------------------------------------------------------------

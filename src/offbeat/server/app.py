@@ -19,6 +19,7 @@ from offbeat.server.access import Right, bearer
 from offbeat.server.context import CONTEXT, JSON_BYTES_MAX, PROTOCOL, TOKEN, ServerContext, context_of, counted, hello
 from offbeat.server.descriptors import is_known, refusal_of
 from offbeat.server.refusals import Refusal, of_http
+from offbeat.server.slow_readers import has_gone
 
 log = logging.getLogger("offbeat.server")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -87,6 +88,8 @@ async def refusing(request: web.Request, handler: Handler) -> web.StreamResponse
     except (asyncio.CancelledError, ConnectionError):
         raise
     except Exception as error:
+        if has_gone(request, error):
+            raise ConnectionResetError(str(error)) from error
         refusal = _unexpected(request, error)
     if refusal is not None:
         context_of(request).metrics.refused(refusal.error)

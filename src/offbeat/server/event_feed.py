@@ -32,11 +32,16 @@ class EventPage(NamedTuple):
 class EventFeed:
     def __init__(self, ledger: Path) -> None:
         self._path, self._lock = ledger, threading.Lock()
+        self._newest: tuple[object, int] | None = None
         self._pages: OrderedDict[tuple[int, object], EventPage] = OrderedDict()
 
-    def newest(self) -> int:
-        with self._lock, Ledger.open(self._path, read_only=True) as ledger:
-            return ledger.newest()
+    def newest(self, moment: object) -> int:
+        """The newest row at a moment, or one that came after it."""
+        with self._lock:
+            if self._newest is None or self._newest[0] is not moment:
+                with Ledger.open(self._path, read_only=True) as ledger:
+                    self._newest = (moment, ledger.newest())
+            return self._newest[1]
 
     def page(self, after: int, moment: object) -> EventPage:
         """The next events after a row; `moment` stands for what is committed, and is another object after a commit."""

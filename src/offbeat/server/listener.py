@@ -31,7 +31,7 @@ FORWARDED_FOR = "X-Forwarded-For"
 FORWARDED_PROTO = "X-Forwarded-Proto"
 BACKLOG = 1024
 NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-AT_ONCE = 64
+AT_ONCE = 2
 """Connections that are accepted before other work has its turn."""
 REFUSED_AT_ONCE = 16
 REQUEST_MAX = 1 << 16

@@ -1,4 +1,4 @@
-"""Owns the end of waiting for a reader: one that takes nothing for too long is cut off."""
+"""Owns readers that take nothing: one that does so for too long is cut off, and one that has gone is no failure."""
 
 import asyncio
 
@@ -16,3 +16,8 @@ async def write_within(
         if request.transport is not None:
             request.transport.abort()
         raise ConnectionResetError(f"the reader took nothing for {patience_s:g} s") from error
+
+
+def has_gone(request: web.Request, error: Exception) -> bool:
+    """Did this fail because the client hung up? uvloop says so with an error that is no `ConnectionError`."""
+    return isinstance(error, RuntimeError) and (request.transport is None or request.transport.is_closing())

@@ -125,11 +125,11 @@ async def events(request: web.Request) -> web.StreamResponse:
     after = _whole("Last-Event-ID", request.headers.get("Last-Event-ID"), 0)
     limit = _whole("limit", request.query.get("limit"), 1)
     with service.listeners.held(identity_of(request)):
+        committed = service.committed
         if after is None:
-            after = await _read(service, service.events.newest)
+            after = await _read(service, service.events.newest, committed)
         headers = {**hello(), "Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
         response = web.StreamResponse(headers=headers)
-        committed = service.committed
         first = await _read(service, service.events.page, after, committed)
         await response.prepare(request)
         with suppress(ConnectionError):  # the listener has gone

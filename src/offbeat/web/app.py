@@ -22,6 +22,7 @@ from offbeat.server.access import Right, Role, TokenBook
 from offbeat.server.descriptors import is_shortage, no_descriptors, refusal_of
 from offbeat.server.places import Places
 from offbeat.server.refusals import Refusal, of_http
+from offbeat.server.slow_readers import has_gone
 from offbeat.web.login import PageAccess
 from offbeat.web.pages import HEADERS, STATIC, Assets, refused_page, root_of, to
 from offbeat.web.run_reader import RunReader
@@ -188,6 +189,8 @@ def _handler(site: Site, route: PageRoute) -> Handler:
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception as error:
+            if has_gone(request, error):
+                raise ConnectionResetError(str(error)) from error
             return _said_no(request, _refusal(request, error), page=route.page)
 
     return handle
