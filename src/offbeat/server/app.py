@@ -88,8 +88,6 @@ async def refusing(request: web.Request, handler: Handler) -> web.StreamResponse
     except (asyncio.CancelledError, ConnectionError):
         raise
     except Exception as error:
-        if has_gone(request, error):
-            raise ConnectionResetError(str(error)) from error
         refusal = _unexpected(request, error)
     if refusal is not None:
         context_of(request).metrics.refused(refusal.error)
@@ -103,7 +101,9 @@ async def refusing(request: web.Request, handler: Handler) -> web.StreamResponse
 
 
 def _unexpected(request: web.Request, error: Exception) -> Refusal:
-    """What the system refused is told in words; the rest is a mistake of ours."""
+    """What the system refused is told in words; the rest is a mistake of ours, unless the client has gone."""
+    if has_gone(request, error):
+        raise ConnectionResetError(str(error)) from error
     if isinstance(error, OSError):
         log.warning("%s %s failed: %s", request.method, request.path, error, exc_info=not is_known(error))
         return refusal_of("do this", error)

@@ -56,7 +56,7 @@ class UploadSlot:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     wanted: int = 0
     """How many requests have it or wait for it."""
-    pace: "Pace | None" = None
+    pace: "UploadPace | None" = None
     """How fast its body comes, once it does."""
     cut: bool = False
     """It has lost its place to another one."""
@@ -76,7 +76,7 @@ class PlaceLost(Exception):
     """An upload has lost its place to another one."""
 
 
-class Pace:
+class UploadPace:
     """Whether a body comes fast enough: `rate_min` bytes per second, on average over every `window_s` of waiting.
 
     Only the time for which the server waits for bytes counts, and not that for which it writes them.
@@ -174,10 +174,10 @@ class Uploads:
             raise
 
     @contextmanager
-    def coming(self, task: int) -> Iterator["Pace"]:
+    def coming(self, task: int) -> Iterator["UploadPace"]:
         """While the body of this upload comes: at what pace."""
         slot = self._of[task]
-        slot.pace = Pace(self._limits.stall_s, self._limits.upload_rate_min)
+        slot.pace = UploadPace(self._limits.stall_s, self._limits.upload_rate_min)
         try:
             yield slot.pace
         finally:
@@ -242,7 +242,7 @@ async def say_continue(request: web.Request) -> None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
-async def _written(request: web.Request, context: ServerContext, upload: Upload, pace: Pace) -> None:
+async def _written(request: web.Request, context: ServerContext, upload: Upload, pace: UploadPace) -> None:
     """Write what comes, in large pieces; what came before a cut is written too, so that it need not come again."""
     waiting, size = list[bytes](), 0
     try:
