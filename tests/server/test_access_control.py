@@ -16,7 +16,6 @@ from offbeat.errors import InvalidValue
 from offbeat.server import certificates
 from offbeat.server.access import TOKENS, Right, Role, TokenBook
 from offbeat.server.app import ROUTES
-from offbeat.server.listener import SILENT
 from offbeat.server.settings import AccessSettings, ServerSettings
 from offbeat.worker.settings import trusted
 from tests.server.serving import PATIENCE_S, Answered, Running, Worker, serving
@@ -317,17 +316,17 @@ def test_who_shakes_hands_late_or_never_and_says_nothing_takes_no_place(tmp_path
     certificates.make(tmp_path / "access", ["localhost"])
     TokenBook.begin(tmp_path / "access" / TOKENS)
     trust = trusted(tmp_path / "access" / certificates.CA_CERT)
-    limits = {"head_s": 0.7, "connections_max": 6}
+    limits = {"head_s": 0.7, "connections_max": 6, "connections_share": 1.0}
     with serving(tmp_path, None, limits, access=AccessSettings(folder=tmp_path / "access")) as running:
         never, late = [Line(running) for _ in range(5)], Line(running)
-        until(lambda: len(running.server.app[SILENT]) == 6)
+        until(lambda: len(running.server.listener.places) == 6)
         with Line(running) as one_too_many:
             assert one_too_many.is_closed()
         assert all(line.is_closed() for line in never), "whoever does not shake hands"
         with suppress(OSError), trust.wrap_socket(late.socket, server_hostname="localhost") as handshaken:
             handshaken.settimeout(PATIENCE_S)
             assert handshaken.recv(1) == b"", "whoever does so late, if it can at all"
-        until(lambda: not running.server.app[SILENT])
+        until(lambda: not len(running.server.listener.places))
         with Line(running, tls=trust) as silent:
             assert silent.is_closed(), "whoever shakes hands and says nothing"
         for line in (*never, late):

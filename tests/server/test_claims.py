@@ -18,12 +18,11 @@ from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.hosting.loading import load
 from offbeat.hosting.task_host import TaskDescription
 from offbeat.hosting.task_identity import accepted_in, identity
-from offbeat.protocol.messages import AnswerPush, Decision, Lease, Outcome, UpdateArrived
+from offbeat.protocol.messages import TOTAL_MAX, AnswerPush, Decision, Lease, Outcome, UpdateArrived
 from offbeat.server import claims
 from offbeat.server.asked_work import AskedWork
 from offbeat.server.settings import ServerSettings
 from offbeat.settings import Settings
-from offbeat.storage.fold import WHOLE_MAX, RunFold
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import Row
 from offbeat.task import Work, solve, start
@@ -181,7 +180,7 @@ def test_a_folder_in_which_it_does_not_fit_is_still_shown(tmp_path: Path) -> Non
         ledger.flush()
         fold = RunFold()
         fold.read(ledger.select, 0, ledger.newest())
-    assert fold.gradients == WHOLE_MAX
+    assert fold.gradients == TOTAL_MAX
 
 
 SIZES = [(1, 50), (49, 50), (50, 50), (51, 50), (101, 7)]

@@ -383,7 +383,7 @@ def test_another_trouble_with_the_disk_is_no_bad_update(
     with untouched(running), monkeypatch.context() as patch:
         patch.setattr(Output, "write", broken)
         answer = worker.push(task, DATA)
-        refused(answer, answer.status, {500: "internal", 507: "disk_full"}[answer.status])
+        refused(answer, answer.status, {503: "not_now", 507: "disk_full"}[answer.status])
     assert worker.push(task, DATA).json["outcome"] == "applied"
 
 

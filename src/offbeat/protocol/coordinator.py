@@ -269,7 +269,7 @@ class Coordinator:
     def _apply(self, decision: Decision, mix: Mix) -> None:
         lease = decision.lease
         self.applied += 1
-        self.gradients_mixed += decision.gradients
+        self.gradients_mixed = min(self.gradients_mixed + decision.gradients, messages.TOTAL_MAX)
         self.group.took(lease.device)
         if self.scheduler.local_iterations_max:
             self.dispatcher.speeds.learn(lease, self.at, decision.gradients)

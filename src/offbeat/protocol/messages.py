@@ -13,6 +13,9 @@ from typing import NamedTuple
 
 from offbeat.core.rules import Mix
 
+TOTAL_MAX = (1 << 63) - 1
+"""The largest total: workers claim what is added up, and a sum of 64 bits would fit neither SQLite nor an array."""
+
 
 class Outcome(StrEnum):
     APPLIED = "applied"

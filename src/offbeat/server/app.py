@@ -17,11 +17,12 @@ from aiohttp.web_protocol import RequestPayloadError
 from offbeat.errors import InvalidValue
 from offbeat.server import calls, claims, pulls, pushes, trouble_watch, uploads, views
 from offbeat.server.access import Right, bearer
-from offbeat.server.context import CONTEXT, JSON_BYTES_MAX, PROTOCOL, TOKEN, ServerContext, context_of, hello
+from offbeat.server.context import CONTEXT, JSON_BYTES_MAX, PROTOCOL, TOKEN, ServerContext, context_of, counted, hello
+from offbeat.server.descriptors import is_known, refusal_of
 from offbeat.server.http_connection import HEAD_TOO
-from offbeat.server.listener import SILENT
 from offbeat.server.own_names import OWN_NAMES, OwnNames
 from offbeat.server.refusals import Refusal, of_http
+from offbeat.server.slow_readers import has_gone
 
 log = logging.getLogger("offbeat.server")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -63,9 +64,8 @@ _RIGHT_OF = {route.handler: route.right for route in ROUTES}
 
 def make_app(context: ServerContext, names: OwnNames | None = None) -> web.Application:
     app = web.Application(client_max_size=JSON_BYTES_MAX, middlewares=[refusing, admitting])
-    app[CONTEXT], app[SILENT] = context, set()
-    app[OWN_NAMES] = names or OwnNames.of(context.limits)
-    app[uploads.UPLOADS] = uploads.Uploads()
+    app[CONTEXT], app[OWN_NAMES] = context, names or OwnNames.of(context.limits)
+    app[uploads.UPLOADS] = uploads.Uploads(context.limits)
     for route in ROUTES:
         for method in (route.method, *HEAD_TOO.get(route.method, ())):
             app.router.add_route(method, route.path, route.handler, expect_handler=expecting)
@@ -81,7 +81,6 @@ async def expecting(request: web.Request) -> None:
 
 @web.middleware
 async def refusing(request: web.Request, handler: Handler) -> web.StreamResponse:
-    request.app[SILENT].discard(request.protocol)
     refusal: Refusal | None = None
     try:
         response = await handler(request)
@@ -95,18 +94,29 @@ async def refusing(request: web.Request, handler: Handler) -> web.StreamResponse
         refusal = Refusal("bad_request", f"the body cannot be read: {error}")
     except (asyncio.CancelledError, ConnectionError):
         raise
-    except Exception:
-        log.exception("%s %s failed", request.method, request.path)
-        refusal = Refusal("internal", "something went wrong in the server")
+    except Exception as error:
+        refusal = _unexpected(request, error)
     trouble_watch.note_answer(context_of(request), refusal, pushing=request.match_info.handler is pushes.push)
     if refusal is not None:
         context_of(request).metrics.refused(refusal.error)
         response = refusal.response()
     if not response.prepared:
         response.headers.update(hello())
-        if request.can_read_body and not request.content.at_eof():
-            response.force_close()  # the body will not be read, and may not even be sent
+        unread = request.can_read_body and not request.content.at_eof()
+        if unread or getattr(request.protocol, "turned_away", False):
+            response.force_close()  # the body will not be read, and may not even be sent; or there is no place for it
     return response
+
+
+def _unexpected(request: web.Request, error: Exception) -> Refusal:
+    """What the system refused is told in words; the rest is a mistake of ours, unless the client has gone."""
+    if has_gone(request, error):
+        raise ConnectionResetError(str(error)) from error
+    if isinstance(error, OSError):
+        log.warning("%s %s failed: %s", request.method, request.path, error, exc_info=not is_known(error))
+        return refusal_of("do this", error)
+    log.error("%s %s failed", request.method, request.path, exc_info=error)
+    return Refusal("internal", "something went wrong in the server")
 
 
 @web.middleware
@@ -134,4 +144,5 @@ async def admitting(request: web.Request, handler: Handler) -> web.StreamRespons
         if not entry.role.may(right):
             raise Refusal("not_allowed", f"a token of role {entry.role.value} may not do this")
         request[TOKEN] = entry
-    return await handler(request)
+    with counted(request):
+        return await handler(request)

@@ -1,10 +1,9 @@
 """Owns what the handlers of the HTTP API share: the run, its workers, the limits; and how a request is read."""
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -14,18 +13,22 @@ from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Command
 from offbeat.server.access import Role, TokenBook, TokenEntry
 from offbeat.server.asked_work import AskedWork
+from offbeat.server.client_connection import ClientConnection
 from offbeat.server.driver import Happened
+from offbeat.server.event_feed import EventFeed
 from offbeat.server.folder import Begun, heartbeat_s_of
+from offbeat.server.listener import address_of
 from offbeat.server.long_poll import LongPoll, answered
 from offbeat.server.metrics import Metrics
+from offbeat.server.places import Places, identity_of_address, identity_of_token
 from offbeat.server.push_answers import PushAnswers
 from offbeat.server.refusals import Refusal
 from offbeat.server.reports import Reports
+from offbeat.server.request_body import json_in, read_body
 from offbeat.server.served_run import ServedRun
 from offbeat.server.sessions import WorkerSession, WorkerSessions
 from offbeat.server.settings import ServerSettings
 from offbeat.settings import Settings
-from offbeat.wire import once
 
 VERSION = version("offbeat")
 PROTOCOL = 1
@@ -64,6 +67,10 @@ class ServerContext:
         self.troubles = run.troubles
         """What an administrator should look at, until it is over."""
         self.push_answers = PushAnswers(run.troubles)
+        self.events = EventFeed(run.ledger.path)
+        self.listeners = Places("listeners to events", limits.listeners_max, limits.listeners_share)
+        self.forwarded = Places("requests under way", limits.connections_max, limits.connections_share)
+        """Requests that a proxy forwards, by the client that they come from."""
 
     async def tell(self, happened: Happened) -> list[Command]:
         """Tell the driver what happened; answered when it is on the disk."""
@@ -100,6 +107,27 @@ TOKEN = web.RequestKey("token", TokenEntry)
 
 def context_of(request: web.Request) -> ServerContext:
     return request.app[CONTEXT]
+
+
+def identity_of(request: web.Request) -> str:
+    """Whose request it is, for limits of what one client may take: its token's or, without one, its address'."""
+    entry = request.get(TOKEN)
+    if entry is not None:
+        return identity_of_token(entry.name)
+    if isinstance(request.protocol, ClientConnection) and request.protocol.identity is not None:
+        return request.protocol.identity
+    return identity_of_address(address_of(request, behind_proxy=context_of(request).limits.behind_proxy))
+
+
+def counted(request: web.Request) -> AbstractContextManager[None]:
+    """While a request is answered, its connection is this client's; where a proxy forwards it, the request itself."""
+    connection = request.protocol
+    if isinstance(connection, ClientConnection):
+        if connection.identity is None:
+            return context_of(request).forwarded.held(identity_of(request))
+        if TOKEN in request:
+            connection.belongs_to(identity_of(request))
+    return nullcontext()
 
 
 # --- reading requests ------------------------------------------------------------------------------------------------
@@ -153,12 +181,9 @@ async def json_of(request: web.Request, known: Mapping[str, tuple[type, ...]]) -
     if request.can_read_body and request.content_type != "application/json":
         raise Refusal("media_type", f"the body is {request.content_type}, not application/json")
     try:
-        async with asyncio.timeout(context_of(request).limits.head_s):
-            text = await request.read()
-        body = json.loads(text, object_pairs_hook=once) if text else {}
-    except TimeoutError as error:
-        raise Refusal("stalled", "the body did not come in time") from error
-    except (ValueError, RecursionError) as error:
+        text = await read_body(request, context_of(request).limits.head_s)
+        body = json_in(text) if text else {}
+    except ValueError as error:
         raise Refusal("bad_request", f"the body is not JSON: {str(error)[:100]}") from error
     if not isinstance(body, dict):
         raise Refusal("bad_request", "the body must be a JSON object")

@@ -15,9 +15,12 @@ from aiohttp import web
 from offbeat.core.layout import Model
 from offbeat.server.context import ServerContext, context_of, hello, whole
 from offbeat.server.refusals import Refusal
+from offbeat.server.slow_readers import write_within
 from offbeat.wire import body_of
 
 SLICE = 1 << 20
+NO_HURRY_S = 3600.0
+"""For a slice, where no rate is asked for."""
 FOR_EVER = "public, max-age=31536000, immutable"
 ASK_FIRST = "no-cache"
 """It may be kept, but not used without asking, by its ETag, whether it is still what is meant."""
@@ -91,9 +94,11 @@ async def _send(request: web.Request, model: Model, headers: dict[str, str]) -> 
     await response.prepare(request)
     if request.method == "HEAD":
         return response
+    limits = context_of(request).limits
+    patience_s = limits.stall_s + (SLICE / limits.upload_rate_min if limits.upload_rate_min else NO_HURRY_S)
     with suppress(ConnectionError):  # the reader went away, or was cut off
         for piece in _slices(parts, begin, end):
-            await response.write(piece)
+            await write_within(request, response, piece, patience_s)
             context_of(request).metrics.sent(len(piece))
         await response.write_eof()
     return response

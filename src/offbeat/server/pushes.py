@@ -6,7 +6,6 @@ Rules kept here:
 - The acknowledgement comes after the update, its decision and all before them are on the disk.
 """
 
-import json
 import re
 from math import isfinite
 from time import monotonic
@@ -18,12 +17,22 @@ from offbeat.errors import InvalidValue, LayoutMismatch
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import AnswerPush, BadUpdateArrived, Lease, Outcome, Spent, UpdateArrived
 from offbeat.server.claims import FalseClaim, contradiction, note_first
-from offbeat.server.context import ServerContext, context_of, number_in_head, number_in_path, seconds, session_of
+from offbeat.server.context import (
+    ServerContext,
+    context_of,
+    identity_of,
+    number_in_head,
+    number_in_path,
+    seconds,
+    session_of,
+)
+from offbeat.server.descriptors import refusal_of, stuck_refusal
 from offbeat.server.driver import Stuck
 from offbeat.server.long_poll import answered
 from offbeat.server.refusals import Refusal, answer
+from offbeat.server.request_body import json_in
 from offbeat.server.served_run import answer_in
-from offbeat.server.uploads import DISK_FULL_RETRY_S, UPLOADS, Head, receive
+from offbeat.server.uploads import UPLOADS, Head, receive
 from offbeat.storage.ledger import digest_judged
 from offbeat.wire import BadPayload
 
@@ -49,9 +58,9 @@ async def push(request: web.Request) -> web.Response:
     if not isinstance(found, Lease):
         return _acknowledged(found)
     uploads = request.app[UPLOADS]
-    if head.task not in uploads and len(uploads) >= context.limits.uploads_max:
+    if not uploads.has_place(head.task, identity_of(request)):
         raise Refusal("not_now", "too many uploads are under way", retry_after_s=context.settings.retry_after_s)
-    await uploads.take(head.task, head.worker, request.transport)
+    await uploads.take(head.task, head.worker, identity_of(request), request)
     try:
         if context.run.updates.has(head.task) and head.task not in uploads.whole:
             found = await _early(context, head)  # another request has brought it meanwhile
@@ -125,10 +134,10 @@ def _head(request: web.Request, context: ServerContext) -> Head:
 def _metrics(request: web.Request) -> dict[str, float]:
     text = request.headers.get("Offbeat-Metrics", "{}")
     try:
-        metrics = json.loads(text) if len(text) <= METRICS_MAX else None
+        metrics = json_in(text) if len(text) <= METRICS_MAX else None
         if isinstance(metrics, dict) and all(_is_metric(name, value) for name, value in metrics.items()):
             return {name: float(value) for name, value in metrics.items()}
-    except (ValueError, RecursionError, OverflowError):
+    except ValueError:
         pass
     raise Refusal("bad_request", f"Offbeat-Metrics must be a JSON object of numbers, at most {METRICS_MAX} letters")
 
@@ -212,10 +221,9 @@ async def _judged(context: ServerContext, head: Head, lease: Lease, upload_s: fl
     try:
         decision = await context.off_loop(context.run.push, lease, head.samples, head.gradients, head.digest, spent)
     except Stuck as error:
-        raise Refusal("disk_full", str(error), retry_after_s=DISK_FULL_RETRY_S) from error
+        raise stuck_refusal(error) from error
     except OSError as error:  # it is there, and cannot be looked at just now: too many open files, say
-        message = f"the server cannot read it now: {error.strerror}"
-        raise Refusal("not_now", message, retry_after_s=DISK_FULL_RETRY_S) from error
+        raise refusal_of("read it", error) from error
     return answer_in(await answered(lambda: decision))
 
 

@@ -60,6 +60,9 @@ KINDS: dict[str, Kind] = {
     "wrong_scheme": Kind(426, "Use https:// where the server speaks TLS, and http:// where it does not."),
     "busy": Kind(429, "Push again after Retry-After seconds."),
     "not_now": Kind(503, "Come back after Retry-After seconds."),
+    "no_descriptors": Kind(
+        503, "Come back after Retry-After seconds; somebody must raise the server's limit of open files (LimitNOFILE)."
+    ),
     "stopping": Kind(503, "Come back after Retry-After seconds; the server is being stopped or restarted."),
     "not_installed": Kind(501, "Install it where the server runs, and start the server again."),
     "disk_full": Kind(507, "Push again after Retry-After seconds; somebody must make room on the server's disk."),

@@ -56,10 +56,10 @@ from offbeat.wire import body_of, header_of
 HEARD_AGAIN_S = 0.2
 CLOSE_S = 2.0
 RETRY_S = 5.0
-KEEP_ALIVE_S = 75.0
-"""How long a connection may be idle between two requests."""
-FILES_MIN = 256
-"""Open files that are not connections."""
+FILES_MIN = 128
+"""Open files that are neither connections nor updates."""
+FILES_PER_UPLOAD = 2
+"""One that is written, and one that is looked at; besides, every update that waits to be mixed is an open file."""
 LINGER_S = 2.0
 """How long the rest of a body that is not wanted is waited for."""
 
@@ -171,11 +171,13 @@ class Server:
             shutdown_timeout=CLOSE_S,
             auto_decompress=False,
             lingering_time=LINGER_S,
-            keepalive_timeout=KEEP_ALIVE_S,
+            keepalive_timeout=self.options.limits.keep_alive_s,
         )
         await self.runner.setup()
-        most = _raise_file_limit(self.options.limits.connections_max)
-        listener = Listener(self.runner, replace(self.options.limits, connections_max=most), self.tls)
+        limits = self.options.limits
+        beside = FILES_MIN + FILES_PER_UPLOAD * limits.uploads_max + self.options.settings.queue_max
+        most = _raise_file_limit(limits.connections_max, beside)
+        listener = Listener(self.runner, replace(limits, connections_max=most), self.tls)
         self.listener = await listener.listen()
         self.url = self._url(listener.port)
         self._watching = self.loop.create_task(watch(self.context))
@@ -357,11 +359,11 @@ def _access(settings: AccessSettings) -> tuple[TokenBook | None, ssl.SSLContext 
     return book, server_context(settings.folder)
 
 
-def _raise_file_limit(wanted: int) -> int:
+def _raise_file_limit(wanted: int, beside: int) -> int:
     """Every connection is an open file: raise the limit, and answer how many connections it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted + FILES_MIN if hard == resource.RLIM_INFINITY else min(hard, wanted + FILES_MIN)
+    most = wanted + beside if hard == resource.RLIM_INFINITY else min(hard, wanted + beside)
     if soft < most:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return max(1, min(wanted, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - FILES_MIN))
+    return max(1, min(wanted, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - beside))

@@ -18,7 +18,7 @@ from functools import cache
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, Self
 
-from offbeat.protocol.messages import AnswerPush, Evaluated, Finish, VersionPublished
+from offbeat.protocol.messages import TOTAL_MAX, AnswerPush, Evaluated, Finish, VersionPublished
 from offbeat.storage.ledger import CHATTER, Ledger
 from offbeat.storage.rows import COMMANDS, EVENTS, KINDS, NewRow, RowShape, row_maker
 
@@ -27,8 +27,6 @@ SPAN_ROWS = 50_000
 WEIGHTS_MAX = 50_000
 """Different weights that are kept apart; more are rounded."""
 ROUNDED_DIGITS = 2
-WHOLE_MAX = 2**63 - 1
-"""The largest count: workers of earlier versions could claim any number of gradients, and a page must show them."""
 COUNTED = tuple(kind for kind in KINDS if kind not in CHATTER)
 """Kinds whose rows are counted: a server forgets its chatter, so totals of that would not survive a restart."""
 
@@ -241,7 +239,7 @@ class RunFold:
         for t, publish, gradients in map(itemgetter(0, 5, 6), applied):
             while len(gradients_of) < t:  # a group whose deadline passed had no last update
                 gradients_of.append(total)
-            total = min(total + gradients, WHOLE_MAX)
+            total = min(total + gradients, TOTAL_MAX)
             if publish:
                 gradients_of.append(total)
         self._gradients = total

@@ -20,15 +20,18 @@ from aiohttp.web_protocol import RequestPayloadError
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.protocol.messages import RunPaused, RunResumed, WorkerBarred, WorkerReadmitted
 from offbeat.server.access import Right, Role, TokenBook
+from offbeat.server.descriptors import is_shortage, no_descriptors, refusal_of
 from offbeat.server.http_connection import HEAD_TOO
 from offbeat.server.own_names import OWN_NAMES, OwnNames
+from offbeat.server.places import Places
 from offbeat.server.refusals import Refusal, of_http
+from offbeat.server.slow_readers import has_gone
 from offbeat.web.login import PageAccess
 from offbeat.web.pages import HEADERS, STATIC, Assets, refused_page, root_of, to
 from offbeat.web.run_reader import RunReader
 from offbeat.web.run_watch import Committed
 from offbeat.web.runs import One, Runs
-from offbeat.web.site import Act, Site
+from offbeat.web.site import BODY_S, Act, Site
 
 if TYPE_CHECKING:
     from offbeat.server.server import Server
@@ -97,14 +100,24 @@ def mount(
     behind_proxy: bool = False,
     act: Act | None = None,
     committed: Committed | None = None,
+    listeners: Places | None = None,
+    body_s: float = BODY_S,
     static: Path = STATIC,
 ) -> Site:
     """Add the page of one run to an application that has not started; with `tokens`, visitors must have one.
 
     `act` does what an administrator wants; `committed` gives an event that is set when rows are added to the ledger.
+    `listeners` are the places of those who follow events, which a server shares out to its API as well.
     """
     door = PageAccess(tokens, tls=tls, behind_proxy=behind_proxy, open_role=Role.ADMIN if act else Role.VIEWER)
-    site = Site(One(reading), door, Assets(static), many=False, act=act, committed=committed)
+    site = Site(
+        *(One(reading), door, Assets(static)),
+        many=False,
+        act=act,
+        committed=committed,
+        listeners=listeners,
+        body_s=body_s,
+    )
     return _furnished(app, site, [("", OF_SITE), ("", OF_RUN)])
 
 
@@ -141,6 +154,8 @@ def furnish(server: "Server") -> None:
         behind_proxy=server.options.limits.behind_proxy,
         act=act,
         committed=lambda: context.committed,
+        listeners=context.listeners,
+        body_s=context.limits.head_s,
     )
 
 
@@ -190,6 +205,8 @@ def _handler(site: Site, route: PageRoute) -> Handler:
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception as error:
+            if has_gone(request, error):
+                raise ConnectionResetError(str(error)) from error
             return _said_no(request, _refusal(request, error), page=route.page)
 
     return handle
@@ -203,8 +220,12 @@ def _refusal(request: web.Request, error: Exception) -> Refusal:
             return of_http(error)
         case RequestPayloadError():
             return Refusal("bad_request", f"the body cannot be read: {error}")
+        case OffbeatError() if is_shortage(error):
+            return no_descriptors()
         case InvalidValue():
             return Refusal("bad_request", str(error), do="Change what is asked for.")
+        case OSError():
+            return refusal_of("do this", error)
         case OffbeatError():
             return Refusal("not_now", str(error), retry_after_s=5)
     log.error("%s %s failed", request.method, request.path, exc_info=error)

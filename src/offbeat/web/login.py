@@ -28,8 +28,9 @@ from typing import NamedTuple
 from aiohttp import web
 
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.server.access import Right, Role, TokenBook, bearer, digest_of, write_private
+from offbeat.server.access import Right, Role, TokenBook, TokenEntry, bearer, digest_of, write_private
 from offbeat.server.listener import address_of, over_tls
+from offbeat.server.places import identity_of_address, identity_of_token
 from offbeat.server.refusals import Refusal
 from offbeat.storage.json_file import read_json
 
@@ -145,6 +146,17 @@ class PageAccess:
         role = self._role(session.token) if session else None
         return Visitor(role, csrf_of(secret) if role else None)
 
+    def identity(self, request: web.Request) -> str:
+        """Who looks, for limits of what one visitor may take: a token's name, else an address."""
+        entry = None
+        if self.tokens is not None and "Authorization" in request.headers:
+            entry = self._entry(digest_of(bearer(request.headers["Authorization"]) or ""))
+        elif self.tokens is not None and (session := self._sessions.find(request.cookies.get(COOKIE, ""))):
+            entry = self._entry(session.token)
+        if entry is not None:
+            return identity_of_token(entry.name)
+        return identity_of_address(address_of(request, behind_proxy=self._behind_proxy))
+
     def admit(self, request: web.Request, right: Right) -> Visitor:
         """The visitor who sent this request, if their role has this right; else refused."""
         visitor = self.visitor(request)
@@ -163,11 +175,14 @@ class PageAccess:
     def _role(self, digest: str) -> Role | None:
         if self.tokens is None:
             return self.open_role
+        entry = self._entry(digest)
+        return entry.role if entry else None
+
+    def _entry(self, digest: str) -> TokenEntry | None:
         try:
-            entry = self.tokens.check_digest(digest)
+            return self.tokens.check_digest(digest) if self.tokens else None
         except InvalidValue as error:
             raise Refusal("not_now", "the server cannot read its tokens", retry_after_s=5) from error
-        return entry.role if entry else None
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 

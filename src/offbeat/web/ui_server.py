@@ -17,6 +17,8 @@ from offbeat.web.pages import STATIC
 from offbeat.web.runs import Find, Runs
 
 CLOSE_S = 2.0
+KEEP_ALIVE_S = 75.0
+"""How long a connection may take to send the head of its next request."""
 
 
 class Ui:
@@ -37,7 +39,12 @@ class Ui:
 
     async def open(self) -> None:
         self._runner = HttpRunner(
-            self.app, handle_signals=False, access_log=None, handler_cancellation=True, shutdown_timeout=CLOSE_S
+            self.app,
+            handle_signals=False,
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=CLOSE_S,
+            keepalive_timeout=KEEP_ALIVE_S,
         )
         await self._runner.setup()
         try:
