@@ -23,6 +23,7 @@ from offbeat.server import claims
 from offbeat.server.asked_work import AskedWork
 from offbeat.server.settings import ServerSettings
 from offbeat.settings import Settings
+from offbeat.storage.fold import RunFold
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import Row
 from offbeat.task import Work, solve, start
