@@ -114,7 +114,8 @@ class Simulation:
         self.task, self.method = task, method_of(settings, task, rule, gamma, window_of(settings))
         self.rule, self.plan = self.method.rule, self.method.plan
         self.x_0, frozen = start_with_frozen(task, settings.seed)
-        self.names = names_in(folder, _known_as(task, self.x_0, frozen), accept_changed=accept_changed_task)
+        known_as = identities(task) if folder is None else _known_as(task, self.x_0, frozen)
+        self.names = names_in(folder, known_as, accept_changed=accept_changed_task)
         model_bytes = self.x_0.layout.size * BYTES_PER_FLOAT
         self.source = source_of(task, settings, self.rule, self.method.devices, model_bytes, self.plan.epochs)
         self.shared = executor is not None
