@@ -238,17 +238,18 @@ class FleetFold:
         for at, task, number, granted_at, _, detail, kind in rows:
             facts = json.loads(detail) if detail else {}
             if kind == "heard_again":
-                self._heard_again(at, task, self.of(number), resumed=facts.get("resumed", False))
+                self._heard_again(at, task, self.of(number), granted_at if facts.get("resumed") else None)
             elif task in self.open:
                 self._close(at, task)
                 self.recent.append((task, number, granted_at, at, None, None, RELEASED))
                 self.of(number).silent = task if facts.get("silent") else None
 
-    def _heard_again(self, at: float, task: int, worker: WorkerTotals, *, resumed: bool) -> None:
+    def _heard_again(self, at: float, task: int, worker: WorkerTotals, granted_at: float | None) -> None:
+        """`granted_at` is that of the lease, where the worker got it back."""
         worker.silent = None
-        if resumed:
+        if granted_at is not None:
             worker.seen(at)
-            self.open[task] = (worker, at)
+            self.open[task] = (worker, granted_at)
             self.leased_at.append(at)
             worker.task = max(task, worker.task or 0)  # one that it was leased later may have been taken before this
 
