@@ -209,6 +209,19 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class RunExtended:
+    """The run has these ends from now on, and no others; one that had ended goes on. None is no such end."""
+
+    at: float
+    epochs: int | None
+    gradients: int | None
+    until_s: float | None
+    target: str | None
+    handled: int | None = None
+    """Of a simulated run: how many events came before, so that it is led to this one again."""
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """The moment of an earlier `WakeAt` has come."""
 
@@ -217,7 +230,7 @@ class TimePassed:
 
 OfWorker = WorkerJoined | WorkerLeft | TaskRequested | RequestEnded | WorkerBarred | WorkerReadmitted
 OfTask = LeaseReturned | HeartbeatArrived | UpdateArrived | BadUpdateArrived
-OfRun = FleetJoined | ServerRestarted | UpdateMixed | VersionPublished | Evaluated | TimePassed
+OfRun = FleetJoined | ServerRestarted | UpdateMixed | VersionPublished | Evaluated | RunExtended | TimePassed
 Event = OfWorker | OfTask | OfRun
 
 

@@ -60,7 +60,7 @@ KINDS = (
     *("fleet_joined", "joined", "left", "returned", "requested", "request_ended", "heartbeat", "arrived", "mixed"),
     *("published", "restarted", "bad_update", "barred", "quarantined", "readmitted"),
     *("lost", "evaluated", "time_passed", "leased", "released", "decided", "busy", "unknown", "not_yours", "repeated"),
-    "finished",
+    *("finished", "extended"),
 )
 
 
@@ -108,6 +108,7 @@ _PLAIN: dict[type[Event], RowShape] = {
     messages.FleetJoined: _shape("fleet_joined", "at detail"),
     messages.BadUpdateArrived: _shape("bad_update", "at task worker detail"),
     messages.ServerRestarted: _shape("restarted", "at"),
+    messages.RunExtended: _shape("extended", "at detail"),
     messages.WorkerBarred: _shape("barred", "at worker detail"),
     messages.WorkerReadmitted: _shape("readmitted", "at worker"),
     messages.LeaseReturned: _shape("returned", "at worker task"),
