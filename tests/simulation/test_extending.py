@@ -158,8 +158,8 @@ def test_what_differs_from_one_long_run_is_said(tmp_path: Path) -> None:
     simulation = Simulation(TASK, Settings.of({**common, "epochs": 1000}), folder=tmp_path / "a")
     simulation.close()
     assert simulation.extension[1:] == [
-        "Unlike in one long run, versions are evaluated every 1 epochs, as when the run began; one that began with this "
-        "end would evaluate every 10.",
+        "Unlike in one long run, versions are evaluated every 1 epochs, as when the run began; "
+        "one that began with this end would evaluate every 10.",
         "Unlike in one long run, alpha_schedule step:800,0.5 counts epochs from the beginning, and is not stretched.",
     ]
 
@@ -181,7 +181,7 @@ def test_what_would_take_too_much_room_is_not_kept(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("offbeat.sim.run.END_BYTES_MAX", 1000)
     simulate(tmp_path, epochs=20)
     assert not (tmp_path / "checkpoint.safetensors").exists()
-    with pytest.raises(offbeat.OffbeatError, match="kept no checkpoint.*run it anew"):
+    with pytest.raises(offbeat.OffbeatError, match=r"kept no checkpoint.*run it anew"):
         simulate(tmp_path, epochs=50)
     assert RunFolder.open(tmp_path).state == "finished"
 

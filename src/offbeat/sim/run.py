@@ -196,7 +196,9 @@ class Simulation:
             self.ledger.flush()
             write_curve(self.folder.path / CURVE, run.metrics)
             write_contribution(self.folder.path / CONTRIBUTION, run.contribution)
-            self.folder.finish(run.summary, run.x, best=best, keep_checkpoint=self._kept_for_extension())
+            newest = None if run.x is self.plane.x else self.plane.x
+            keeps = self._kept_for_extension()
+            self.folder.finish(run.summary, run.x, newest=newest, best=best, keep_checkpoint=keeps)
         return run
 
     def close(self) -> None:

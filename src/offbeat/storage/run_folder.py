@@ -3,7 +3,8 @@
     settings.json           written first: a folder with it is a run's
     ledger.sqlite           everything that happened
     checkpoint.safetensors  where an interrupted run goes on; of a finished one, where it can be extended
-    x.safetensors           the final model
+    x.safetensors           the final model: the newest version, or the one that reached the target
+    newest.safetensors      the newest version, where it is another one (simulated)
     best.safetensors        the best version by a metric, where that is kept
     summary.json            written last: a folder with it is a finished run's
     *.png, *.svg            plots
@@ -29,6 +30,7 @@ from offbeat.storage.model_file import load_model, save_model
 
 SETTINGS, SUMMARY, LEDGER, LOCK = "settings.json", "summary.json", "ledger.sqlite", ".lock"
 CHECKPOINT, FINAL, BEST, PICTURE = "checkpoint.safetensors", "x.safetensors", "best.safetensors", "run.svg"
+NEWEST = "newest.safetensors"
 SHOWN_MAX = 60
 """Characters of a setting's value that a message shows."""
 
@@ -110,15 +112,26 @@ class RunFolder:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def finish(
-        self, summary: Mapping[str, object], x: Model, *, best: Model | None = None, keep_checkpoint: bool = False
+        self,
+        summary: Mapping[str, object],
+        x: Model,
+        *,
+        newest: Model | None = None,
+        best: Model | None = None,
+        keep_checkpoint: bool = False,
     ) -> None:
-        """The run is over: write the final model, then the summary that says so."""
+        """The run is over: write the final model, then the summary that says so.
+
+        `newest` where the final model is an older version.
+        """
         if self._lock is None:
             raise InvalidValue(f"{self.path} was opened for reading; only the process that began the run can finish it")
         results: dict[str, Any] = plain(summary, "summary")
         if self._ledger is not None:
             self._ledger.flush()
         t = results.get("result_t", results.get("t"))
+        if newest is not None:
+            save_model(self.path / NEWEST, newest, {"t": str(results["t"])})
         if best is not None:
             save_model(self.path / BEST, best, {"t": str(results["best_t"])})
         save_model(self.path / FINAL, x, {} if t is None else {"t": str(t)})
@@ -128,7 +141,7 @@ class RunFolder:
 
     def take_back_results(self) -> None:
         """The run goes on after its end: what was written about that end is removed, the summary first."""
-        for name in (SUMMARY, FINAL, PICTURE):
+        for name in (SUMMARY, FINAL, NEWEST, PICTURE):
             (self.path / name).unlink(missing_ok=True)
         sync(self.path)
 
@@ -207,7 +220,7 @@ def _shown(value: object) -> str:
 
 def _leftovers(path: Path) -> list[str]:
     """Files that a process which died was still writing."""
-    ours = (SETTINGS, SUMMARY, LEDGER, CHECKPOINT, FINAL, BEST)
+    ours = (SETTINGS, SUMMARY, LEDGER, CHECKPOINT, FINAL, NEWEST, BEST)
     return [entry.name for entry in path.iterdir() if any(is_leftover(entry.name, name) for name in ours)]
 
 
