@@ -144,9 +144,13 @@ class Engine:
 
     def evaluated(self, t: int, metrics: Mapping[str, float]) -> None:
         """A version has these metrics; the plane keeps it if it is wanted when newer ones are there."""
+        ending, self.ending = self.ending, True  # the end is told after the version is kept
         self.feed(messages.Evaluated(self.coordinator.at, t, metrics))
+        self.ending = ending
         if self.coordinator.keeps:
             self.plane.keep(t, self.coordinator.kept)
+        if self.coordinator.end_reason and not self.ending:
+            self._end()
 
     def extend(self, event: messages.RunExtended) -> None:
         """Go on with other ends, before or right after the event at which the run would have ended."""
