@@ -4,7 +4,7 @@ The simulator and the server make theirs here, so the same settings mean the sam
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -12,8 +12,10 @@ from offbeat.core import rules, staleness
 from offbeat.core.gate import Gate
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.protocol.best import BestBy
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.dispatch import Available
+from offbeat.protocol.ends import Ends
 from offbeat.protocol.messages import Decision
 from offbeat.protocol.plan import Plan, Target
 from offbeat.protocol.scheduler import GammaSchedule, Scheduler, gamma_schedule
@@ -118,8 +120,7 @@ def devices_of(task: object, settings: Settings) -> int:
 
 def plan_of(settings: Settings, rule: Rule, devices: int, window: int | None = None) -> Plan:
     """What the coordinator may do, and until when."""
-    ends = (settings.epochs, settings.gradients, settings.until_s, settings.target)
-    epochs = EPOCHS if all(end is None for end in ends) else settings.epochs
+    epochs = ends_of(settings).epochs
     in_flight_max = window or _in_flight_max(settings, devices)
     return Plan(
         in_flight_max=in_flight_max,
@@ -136,6 +137,7 @@ def plan_of(settings: Settings, rule: Rule, devices: int, window: int | None = N
         target=None if settings.target is None else Target.parse(settings.target),
         evaluate_every=_evaluate_every(settings, rule, epochs),
         not_finite_max=NOT_FINITE_PER_TASK * in_flight_max + EVALUATIONS,
+        keep_best=None if settings.keep_best is None else BestBy.parse(settings.keep_best),
         answers_kept=settings.answers_kept,
         released_kept=settings.released_kept,
         gate=_gate(settings),
@@ -168,6 +170,42 @@ def _evaluate_every(settings: Settings, rule: Rule, epochs: int | None) -> int:
     if epochs is None:
         return 1 if rule.group else EVALUATED_EVERY
     return max(1, epochs // EVALUATIONS)
+
+
+# --- other ends ------------------------------------------------------------------------------------------------------
+
+
+def as_begun(settings: Settings, recorded: Mapping[str, Any]) -> Settings:
+    """The settings with the ends that the recorded run began with: other ends extend it, other settings do not."""
+    ends: dict[str, Any] = {name: recorded.get(name) for name in Ends._fields}
+    if isinstance(ends["until_s"], str):  # JSON has no word for infinity
+        ends["until_s"] = float(ends["until_s"])
+    return replace(settings, **ends)
+
+
+def ends_of(settings: Settings) -> Ends:
+    """What ends a run with these settings."""
+    ends = (settings.epochs, settings.gradients, settings.until_s, settings.target)
+    epochs = EPOCHS if all(end is None for end in ends) else settings.epochs
+    until_s = None if settings.until_s == inf else settings.until_s
+    return Ends(epochs, settings.gradients, until_s, settings.target and str(Target.parse(settings.target)))
+
+
+def unlike_one_long_run(settings: Settings, plan: Plan, rule: Rule, ends: Ends) -> list[str]:
+    """What a run that is extended to these ends does otherwise than one that began with them, in words."""
+    told = []
+    every = _evaluate_every(settings, rule, ends.epochs)
+    if every != plan.evaluate_every:
+        told.append(
+            f"versions are evaluated every {plan.evaluate_every} epochs, as when the run began; "
+            f"one that began with this end would evaluate every {every}"
+        )
+    schedules = {"alpha_schedule": settings.alpha_schedule, "gamma_schedule": settings.gamma_schedule}
+    return told + [
+        f"{name} {schedule} counts epochs from the beginning, and is not stretched"
+        for name, schedule in schedules.items()
+        if schedule != "constant"
+    ]
 
 
 def scheduler_of(

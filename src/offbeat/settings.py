@@ -111,6 +111,11 @@ class Settings:
         None,
         f"Versions between evaluations. [default: about {EVALUATIONS} evaluations in all; without epochs 10, fedavg 1]",
     )
+    keep_best: str | None = _evaluation(
+        None,
+        "Keep the best version by a metric beside the newest: METRIC, METRIC:max or METRIC:min, such as accuracy. "
+        "METRIC alone is the largest; of loss, error and perplexity the smallest. [default: only the newest]",
+    )
     gamma: float | None = _task(None, "Local learning rate. [default: the task's]")
     gamma_schedule: str = _task(
         "constant",
@@ -246,6 +251,7 @@ class SettingsDict(TypedDict, total=False):
     until_s: float | None
     target: str | None
     evaluate_every: int | None
+    keep_best: str | None
     gamma_schedule: str
     rho: float | None
     weight_decay: float | None

@@ -41,6 +41,7 @@ from offbeat.protocol.messages import (
     Quarantine,
     ReleaseTask,
     RequestEnded,
+    RunExtended,
     RunPaused,
     RunResumed,
     SendTask,
@@ -115,6 +116,16 @@ STORIES: list[tuple[Event, list[Command], list[dict[str, Any]]]] = [
     (ServerRestarted(9.0), [], [{"kind": "restarted"}]),
     (RunPaused(9.0), [], [{"kind": "run_paused"}]),
     (RunResumed(9.0), [], [{"kind": "run_resumed"}]),
+    (
+        RunExtended(9.0, 50, None, 12.5, "loss<=0.1", 7),
+        [],
+        [
+            {
+                "kind": "extended",
+                "detail": '{"epochs": 50, "gradients": null, "until_s": 12.5, "target": "loss<=0.1", "handled": 7}',
+            }
+        ],
+    ),
     (WorkerBarred(9.0, 3, "odd"), [], [{"kind": "barred", "worker": 3, "detail": '{"why": "odd"}'}]),
     (WorkerReadmitted(9.0, 3), [], [{"kind": "readmitted", "worker": 3}]),
     (

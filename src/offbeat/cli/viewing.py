@@ -131,7 +131,7 @@ def verify(folder: Path, as_json: bool) -> None:
         click.echo(
             f"epoch {facts['t']}, {facts['applied']} updates, replayed from epoch {facts['from_t']}\n"
             f"server {facts['x_sha256']}\nreplay {facts['replay_sha256']}\n"
-            + ("They agree." if facts["agrees"] else "They DIFFER.")
+            f"Compared: {facts['compared']}.\n" + ("They agree." if facts["agrees"] else "They DIFFER.")
         )
     if not facts["agrees"]:
         raise SystemExit(1)
@@ -140,7 +140,10 @@ def verify(folder: Path, as_json: bool) -> None:
 @click.command()
 @click.argument("source", metavar="URL|DIR")
 @click.argument("out", type=FILE, required=False)
-@click.option("--epoch", default="latest", show_default=True, help="Version of the model to write.")
+@click.option(
+    "--epoch", help="Version to write, or latest.  [default: the one that reached the target, else the newest]"
+)
+@click.option("--best", is_flag=True, help="Write the best version, of a run with --keep-best.")
 @click.option(
     "--format", "form", type=click.Choice(["safetensors", "torch"]), help="Format of OUT.  [default: by its ending]"
 )
@@ -148,7 +151,14 @@ def verify(folder: Path, as_json: bool) -> None:
 @TOKEN
 @CA
 def export(
-    source: str, out: Path | None, epoch: str, form: str | None, ledger: Path | None, token: str | None, ca: Path | None
+    source: str,
+    out: Path | None,
+    epoch: str | None,
+    best: bool,
+    form: str | None,
+    ledger: Path | None,
+    token: str | None,
+    ca: Path | None,
 ) -> None:
     """Write a run's model, or its ledger, to a file.
 
@@ -156,6 +166,8 @@ def export(
     """
     if (out is None) == (ledger is None):
         raise InvalidValue("say where to: OUT.safetensors for a model, or --ledger OUT.csv for the ledger")
+    if best and epoch is not None:
+        raise InvalidValue(f"--best is one version and --epoch {epoch} another; give one of them")
     if ledger is not None:
         from offbeat.storage.export import export_ledger
 
@@ -168,7 +180,7 @@ def export(
 
         form = form or ("torch" if out.suffix in (".pt", ".pth") else "safetensors")
         with spinner("writing the model"):
-            t = export_model(source, out, epoch, form, token, ca)
+            t = export_model(source, out, "best" if best else epoch or "result", form, token, ca)
         click.echo(f"Wrote version {t} to {out}")
 
 

@@ -35,6 +35,8 @@ class Judge:
         self.duplicates = 0
         self.not_finite = 0
         """Updates in a row that were refused for NaN, infinity or a value above value_max."""
+        self.refused = 0
+        """Updates in a row that were refused for any reason but the end of the run."""
 
     def known_answer(self, event: UpdateArrived) -> AnswerPush | None:
         """The answer to a task that was answered before."""
@@ -69,6 +71,8 @@ class Judge:
         if outcome is not Outcome.QUARANTINED:  # the values of a quarantined worker's update were not looked at
             diverged = outcome is Outcome.NOT_FINITE or bool(self.too_large_value(event))
             self.not_finite = self.not_finite + 1 if diverged else 0
+        if outcome is not Outcome.FINISHED:
+            self.refused = 0 if mix is not None else self.refused + 1
         staleness, counts = t - 1 - lease.tau, (event.samples, event.gradients)
         return Decision(self.decisions, event.at, lease, outcome, t, staleness, mix, *counts)
 

@@ -243,6 +243,19 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class RunExtended:
+    """The run has these ends from now on, and no others; one that had ended goes on. None is no such end."""
+
+    at: float
+    epochs: int | None
+    gradients: int | None
+    until_s: float | None
+    target: str | None
+    handled: int | None = None
+    """Of a simulated run: how many events came before, so that it is led to this one again."""
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """The moment of an earlier `WakeAt` has come."""
 
@@ -251,8 +264,9 @@ class TimePassed:
 
 OfWorker = WorkerJoined | WorkerDeclared | WorkerLeft | TaskRequested | RequestEnded | WorkerBarred | WorkerReadmitted
 OfTask = LeaseReturned | HeartbeatArrived | UpdateArrived | BadUpdateArrived
-OfRun = FleetJoined | ServerRestarted | RunPaused | RunResumed | UpdateMixed | VersionPublished | Evaluated | TimePassed
-Event = OfWorker | OfTask | OfRun
+OfRun = FleetJoined | ServerRestarted | RunPaused | RunResumed | RunExtended
+OfPlane = UpdateMixed | VersionPublished | Evaluated | TimePassed
+Event = OfWorker | OfTask | OfRun | OfPlane
 
 
 # --- commands --------------------------------------------------------------------------------------------------------

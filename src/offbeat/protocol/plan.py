@@ -9,6 +9,7 @@ from typing import Literal, Self, get_args
 
 from offbeat.core.gate import Gate
 from offbeat.errors import InvalidValue
+from offbeat.protocol.best import BestBy
 
 StalenessPolicy = Literal["weigh", "reject", "pace"]
 
@@ -72,6 +73,10 @@ class Plan:
     target: Target | None = None
     not_finite_max: int | None = None
     """Updates in a row refused for NaN, infinity or a value above value_max that end the run: training has diverged."""
+    refused_max: int | None = None
+    """Updates in a row that were refused, whatever for, that end the run: the model stands still."""
+    keep_best: BestBy | None = None
+    """By which metric the best version is kept; nothing is decided by it."""
     evaluate_every: int = 1
     """Versions between two evaluations."""
     answers_kept: int = 100_000
@@ -82,7 +87,7 @@ class Plan:
     def __post_init__(self) -> None:
         for name in ("in_flight_max", "queue_max", "evaluate_every", "answers_kept", "released_kept"):
             self._at_least(name, 1)
-        for name in ("tasks_per_device", "bad_updates_max", "epochs", "gradients", "not_finite_max"):
+        for name in ("tasks_per_device", "bad_updates_max", "epochs", "gradients", "not_finite_max", "refused_max"):
             self._at_least(name, 1)
         for name in ("lease_s", "silent_s", "retry_after_s", "pace_wait_s", "until_s"):
             if not getattr(self, name) > 0:
@@ -119,7 +124,7 @@ class Plan:
             return inf
         return self.staleness_max
 
-    def end(self, t: int, gradients: int, at: float, not_finite: int) -> str:
+    def end(self, t: int, gradients: int, at: float) -> str:
         """Why a run that has come so far ends; empty where it goes on. A target is looked at when it is evaluated."""
         if self.epochs is not None and t >= self.epochs:
             return f"{self.epochs} epochs"
@@ -127,6 +132,12 @@ class Plan:
             return f"{self.gradients} gradients"
         if at >= self.until_s:
             return f"{self.until_s:g} s"
+        return ""
+
+    def failure(self, t: int, not_finite: int, refused: int) -> str:
+        """Why a run with so many bad or refused updates in a row cannot go on; empty where it can."""
         if self.not_finite_max is not None and not_finite >= self.not_finite_max:
             return f"diverged: the last {not_finite} updates were NaN, infinite or above value_max"
+        if self.refused_max is not None and refused >= self.refused_max:
+            return f"stuck: the last {refused} updates were refused, and the model has not changed since epoch {t}"
         return ""

@@ -63,7 +63,7 @@ class RunFacts:
     @property
     def aim(self) -> int | None:
         """After how many epochs it ends, where that is set."""
-        epochs = self.summary.get("epochs") or self.settings.get("epochs")
+        epochs = self.summary.get("epochs") or (self.fold.ends or self.settings).get("epochs")
         return epochs if isinstance(epochs, int) else None
 
     @property

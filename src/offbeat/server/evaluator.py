@@ -60,6 +60,8 @@ class Evaluator:
         pause_max_s: float = PAUSE_MAX_S,
     ) -> None:
         self._process, self._file, self._header = process, folder / FILE, header_of(layout)
+        self.file = self._file
+        """Holds the version that is evaluated, from before that to the return of `done`."""
         self._done, self._failed, self._died = done, failed, died
         self._pause_s, self._pause_max_s = pause_s, pause_max_s
         self._next_pause_s, self._again_at = pause_s, 0.0
@@ -94,6 +96,11 @@ class Evaluator:
         """
         with self._changed:
             return self._changed.wait_for(lambda: self._waiting is None and self._under_way is None, patience_s)
+
+    def pause(self, seconds: float) -> bool:
+        """Wait, for `done` to try again what failed; True where it is time to end."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._stopping, seconds)
 
     def stop(self) -> None:
         """Drop what waits, abandon what is under way, and close the process."""

@@ -7,7 +7,8 @@
 
 Rules kept here:
 - A run has begun when its first checkpoint is on the disk; what a crash left before that is made anew.
-- The settings of a run never change. Those that only a simulated world has are no part of it.
+- The settings of a run never change; another end is an event in its ledger.
+- Settings that only a simulated world has are no part of a served run.
 """
 
 import json
@@ -23,14 +24,15 @@ from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.hosting.task_host import TaskDescription
 from offbeat.hosting.task_identity import TaskNames, identities, names_in
 from offbeat.hosting.task_process import TaskProcess
-from offbeat.method import Method, method_of
-from offbeat.protocol.plan import Plan
+from offbeat.method import Method, as_begun, ends_of, method_of
+from offbeat.protocol.ends import Ends
+from offbeat.protocol.plan import Plan, Target
 from offbeat.server.served_run import ServedRun
 from offbeat.settings import Settings
 from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import Ledger
-from offbeat.storage.run_folder import LEDGER, RunFolder
+from offbeat.storage.run_folder import LEDGER, SETTINGS, RunFolder
 from offbeat.wire import mapped
 
 RUN, X_0, WHERE = "run.json", "x_0.safetensors", "server.json"
@@ -52,6 +54,8 @@ class Begun:
     about: TaskDescription
     method: Method
     task: TaskNames
+    ends: Ends
+    """What the run is to end with; the method has what it began with."""
 
 
 def begin(
@@ -66,6 +70,7 @@ def begin(
     """Begin a run, or find the one that is there; nothing of it is left where it cannot be begun."""
     if settings.on_one_machine:
         raise InvalidValue("rule sgd trains on one machine; simulate it, or serve another rule")
+    ends, settings = ends_of(settings), _as_begun(path, settings)
     recorded = {name: value for name, value in settings.as_dict().items() if name not in WORLD}
     names = names_in(path, identities(spec), accept_changed=accept_changed_task)
     folder = RunFolder.begin(path, {"task": names.recorded, "served": True, **recorded}, reopen=True)
@@ -78,10 +83,14 @@ def begin(
         facts = read_json(path / RUN)
         about = TaskDescription(**{**facts["about"], "metrics": tuple(facts["about"]["metrics"])})
         method = served_method(settings, about, facts.get("silent_s"))
-        return Begun(folder, facts["run"], about, method, names)
+        return Begun(folder, facts["run"], about, method, names, ends)
     except BaseException:
         folder.close()
         raise
+
+
+def _as_begun(path: Path, settings: Settings) -> Settings:
+    return as_begun(settings, read_json(path / SETTINGS)) if (path / SETTINGS).is_file() else settings
 
 
 def silent_s_of(settings: Settings) -> float | None:
@@ -105,15 +114,23 @@ def served_method(settings: Settings, about: TaskDescription, silent_s: float | 
     plan = method.plan
     if plan.bad_updates_max is None:
         plan = replace(plan, bad_updates_max=BAD_UPDATES_MAX)
-    if plan.target is not None and about.metrics and plan.target.metric not in about.metrics:
-        known = ", ".join(about.metrics)
-        raise InvalidValue(f"target is {plan.target} but the task's metrics are {known}; the run would never end")
+    check_target(plan.target, about)
+    if plan.keep_best is not None and plan.keep_best.metric not in about.metrics:
+        known = ", ".join(about.metrics) or "measured by its workers, when the version that they measured is gone"
+        raise InvalidValue(f"keep_best is {plan.keep_best.metric} but the task's metrics are {known}")
     return replace(method, plan=replace(plan, silent_s=inf if silent_s is None else silent_s))
 
 
 def heartbeat_s_of(plan: Plan) -> float:
     """How often a worker says that it is at work."""
     return min(HEARTBEAT_MAX_S, plan.hold_s / HEARTBEATS_MISSED)
+
+
+def check_target(target: Target | None, about: TaskDescription) -> None:
+    """Nothing may wait for a metric that will never come."""
+    if target is not None and about.metrics and target.metric not in about.metrics:
+        known = ", ".join(about.metrics)
+        raise InvalidValue(f"target is {target} but the task's metrics are {known}; the run would never end")
 
 
 def _refuse_lost(path: Path) -> None:

@@ -15,6 +15,7 @@ from time import monotonic
 
 LEDGER, UPDATES, VERSIONS, CHECKPOINTS = "ledger", "updates", "versions", "checkpoints"
 DESCRIPTORS, EVALUATION, REFUSED, RESULTS, TOKENS = "descriptors", "evaluation", "refused", "results", "tokens"
+KEEPING = "keeping a version"
 LOG_EVERY_S = 30.0
 
 log = logging.getLogger("offbeat.server")

@@ -5,6 +5,7 @@
     updates/                                                     what workers pushed: the redo log
     checkpoints/                                                 the newest two
     versions/                                                    where the rule uses x_tau
+    kept/, best.safetensors                                      versions that are wanted though newer ones are there
 
 Rules kept here:
 - A push is acknowledged after its update, its decision and everything before them are on the disk.
@@ -28,6 +29,7 @@ from offbeat.protocol.messages import AnswerPush, Command, Lease, Outcome, Serve
 from offbeat.protocol.snapshot import snapshot
 from offbeat.server.checkpointing import ROOM, Checkpointer, applied_of
 from offbeat.server.driver import Driver, Outside
+from offbeat.server.kept_versions import KeptVersions
 from offbeat.server.mixer import Mixed, Mixer
 from offbeat.server.open_troubles import VERSIONS, OpenTroubles
 from offbeat.server.recovery import recover
@@ -127,6 +129,8 @@ class ServedRun:
         self.coordinator, self.mixer, self._waiting = found.coordinator, found.mixer, found.waiting
         self.updates.tidy({d.lease.task for d in applied_of(self.ledger, self.updates.tasks())})
         self.versions.add(self.coordinator.t, self.mixer.x)
+        self.kept = KeptVersions(folder, self.layout, self.disk)
+        self.kept.settle(self.coordinator.kept, self.coordinator.best.t if self.coordinator.best else None)
         self.checkpointer = Checkpointer(
             *(checkpoints, self.coordinator, self.ledger, self.updates, self.versions, (self.mixer.w, self.mixer.x)),
             *(limits, self.troubles),

@@ -7,7 +7,6 @@ Rules kept here:
 """
 
 import asyncio
-import hashlib
 import json
 import logging
 import os
@@ -20,10 +19,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from offbeat.core.layout import Model
 from offbeat.errors import OffbeatError
 from offbeat.hosting.task_identity import identity
 from offbeat.hosting.task_process import TaskProcess
+from offbeat.protocol.ends import Ends
 from offbeat.protocol.messages import Evaluated, WorkerDeclared, WorkerJoined, WorkerLeft
 from offbeat.server.access import TOKENS, TokenBook
 from offbeat.server.app import make_app
@@ -32,26 +31,26 @@ from offbeat.server.context import ServerContext
 from offbeat.server.driver import WorkerCommand
 from offbeat.server.evaluator import Evaluator
 from offbeat.server.event_log import EventLog
+from offbeat.server.extension import extension_of
 from offbeat.server.folder import WHERE, begin
 from offbeat.server.host_names import ANYWHERE
 from offbeat.server.http_connection import HttpRunner
 from offbeat.server.listener import Listener
 from offbeat.server.long_poll import LongPoll, call_on, wait_for
 from offbeat.server.metrics import Metrics, Timed
-from offbeat.server.open_troubles import EVALUATION, RESULTS
+from offbeat.server.open_troubles import EVALUATION, KEEPING, RESULTS
 from offbeat.server.own_names import OwnNames
+from offbeat.server.run_results import write_results
 from offbeat.server.served_run import Observers, ServedRun
 from offbeat.server.sessions import WorkerSessions
 from offbeat.server.settings import AccessSettings, ServerSettings
 from offbeat.server.trouble_watch import watch
-from offbeat.server.views import counts
 from offbeat.settings import Settings
 from offbeat.storage.disk import Disk
-from offbeat.storage.json_file import write_json
 from offbeat.storage.ledger import Observer
 from offbeat.storage.rows import as_event
-from offbeat.storage.run_folder import FINAL, LEDGER, SUMMARY
-from offbeat.wire import body_of, header_of
+from offbeat.storage.run_folder import LEDGER
+from offbeat.wire import mapped
 
 HEARD_AGAIN_S = 0.2
 CLOSE_S = 2.0
@@ -63,8 +62,6 @@ FILES_PER_UPLOAD = 2
 LINGER_S = 2.0
 """How long the rest of a body that is not wanted is waited for."""
 
-COUNTED = ("t", "epochs", "applied", "gradients", "rejected", "duplicates")
-"""What the summary takes over from the status."""
 
 log = logging.getLogger("offbeat.server")
 http_log = logging.getLogger("offbeat.server.http")
@@ -119,6 +116,8 @@ class Server:
             metrics = Metrics(options.folder / LEDGER)
             self.run = self._run(metrics, observers)
             self._accept_task()
+            self.extension = extension_of(self.run.coordinator, self.begun, options.settings)
+            """Where the run goes on to another end than before: what that means, in words."""
             self.process.remember(replace(self.begun.about, identity=identity(options.task)), self.run.layout)
             self.long_poll = LongPoll(loop, self.run.driver)
             self.context = ServerContext(
@@ -158,6 +157,8 @@ class Server:
         """Let time go on, and let workers in."""
         self._start_evaluator()
         self.run.start()
+        if self.extension:
+            await self._extend(self.begun.ends)
         certified = names_of(self.options.access.folder) if self.options.access.folder else ()
         self.app = make_app(self.context, OwnNames.of(self.options.limits, certified))
         self.options.extend(self)
@@ -185,6 +186,12 @@ class Server:
         Disk().write_whole(self.options.folder / WHERE, [json.dumps(where).encode()])
         if self.context.finished:
             self._over(self.run.coordinator.end_reason)
+
+    async def _extend(self, ends: Ends) -> None:
+        """Go on to these ends; the results go first: after a crash in between the run is finished, as before."""
+        await self.context.off_loop(self.begun.folder.take_back_results)
+        await asyncio.wrap_future(self.run.driver.tell(ends.event, must=True))
+        self.context.finished = False
 
     def _start_evaluator(self) -> None:
         """Evaluate here where the task can, and first the version that the run stands at."""
@@ -228,8 +235,28 @@ class Server:
 
     def _evaluated(self, t: int, metrics: Mapping[str, float]) -> None:
         self.context.troubles.over(EVALUATION)
+        c = self.run.coordinator  # looked at from here: only this thread tells of evaluations
+        if c.would_keep(Evaluated(c.at, t, metrics)) and not self._kept(t):
+            return
         with suppress(OffbeatError):  # the driver has failed, which is known elsewhere
             self.run.driver.tell(lambda at: Evaluated(at, t, metrics), must=True).result()
+            if c.keeps:
+                self.run.kept.settle(c.kept, c.best.t if c.best else None)
+
+    def _kept(self, t: int) -> bool:
+        """Keep the version that was evaluated before the ledger says so. False where the server stops."""
+        if self.evaluator is None:
+            return False
+        while True:
+            try:
+                self.run.kept.keep(t, mapped(self.evaluator.file, self.run.layout))
+            except OSError as error:
+                self.context.troubles.note(KEEPING, f"version {t} cannot be kept; this is tried again: {error}")
+                if self.evaluator.pause(RETRY_S):
+                    return False
+            else:
+                self.context.troubles.over(KEEPING)
+                return True
 
     def _not_evaluated(self, t: int, why: str) -> None:
         self.context.metrics.not_evaluated()
@@ -246,6 +273,11 @@ class Server:
             self._report(tau, metrics)
 
     def _report(self, tau: int, metrics: Mapping[str, float]) -> None:
+        """Workers measured this version; where it reaches the target it is kept, if it is still there."""
+        c, x = self.run.coordinator, self.run.versions.pull(tau)
+        if x is not None and c.would_keep(Evaluated(c.at, tau, metrics)):
+            with suppress(OSError):  # then the newest version is the result
+                self.run.kept.keep(tau, x)
         self.run.driver.tell(lambda at: Evaluated(at, tau, metrics), must=True)
 
     # --- the end of the run ------------------------------------------------------------------------------------------
@@ -269,7 +301,9 @@ class Server:
                 pass
         while not self.stopped.is_set():
             try:
-                await self.context.off_loop(self._write_results)
+                about = {"task": self.begun.task.now, "settings": self.begun.folder.settings}
+                staleness = self.context.metrics.staleness()
+                await self.context.off_loop(write_results, self.options.folder, self.run, staleness, about)
                 self.context.troubles.over(RESULTS)
                 break
             except (OSError, OffbeatError) as error:
@@ -288,21 +322,6 @@ class Server:
                 while any(session.digest for session in self.context.sessions.all()):
                     await wait_for(self.context.committed, HEARD_AGAIN_S)  # one of them may have left
 
-    def _write_results(self) -> None:
-        folder = self.options.folder
-        if (folder / SUMMARY).exists():
-            return
-        facts, x = self.run.driver.ask(lambda c: (counts(c), self.run.mixer.x)).result()
-        Disk().write_whole(folder / FINAL, [header_of(self.run.layout, {"t": str(facts["t"])}), *body_of(x)])
-        write_json(folder / SUMMARY, self._summary(facts, x))
-
-    def _summary(self, facts: dict[str, Any], x: Model) -> dict[str, Any]:
-        results = {name: facts[name] for name in COUNTED} | {"wall_s": round(facts["at_s"], 3)}
-        x_sha256 = hashlib.sha256(x.vector.data).hexdigest()
-        results |= {**self.context.metrics.staleness(), **facts["metrics"]}
-        results |= {"x_sha256": x_sha256, "ended": facts["reason"], "dir": str(self.options.folder)}
-        return results | {"task": self.begun.task.now, "settings": self.begun.folder.settings}
-
     # --- close -------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
@@ -317,8 +336,11 @@ class Server:
         await self.loop.run_in_executor(None, self._parts.close)
 
 
-def serve(options: ServeOptions, ready: Callable[[Server], Any] = lambda _: None) -> None:
-    """Serve until a signal, a failure, or the end; `ready` is called on the event loop once workers can come."""
+def serve(options: ServeOptions, ready: Callable[[Server], Any] = lambda _: None) -> str | None:
+    """Serve until a signal, a failure, or the end; `ready` is called on the event loop once workers can come.
+
+    Why the run failed, if it did.
+    """
     loop = _new_loop()
     try:
         server = Server(options, loop)
@@ -327,6 +349,7 @@ def serve(options: ServeOptions, ready: Callable[[Server], Any] = lambda _: None
         loop.close()
     if server.failure:
         raise OffbeatError(server.failure)
+    return server.run.coordinator.end_reason if server.run.coordinator.failed else None
 
 
 async def _serve(server: Server, ready: Callable[[Server], Any]) -> None:

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -137,7 +137,10 @@ def _last_uses(decisions: Iterator[Decision]) -> dict[int, int]:
 
 
 def verify(folder: Path) -> dict[str, Any]:
-    """Replay from the oldest kept checkpoint, and compare with what the server has, bit for bit."""
+    """Replay from the oldest kept checkpoint, and compare with what the server has, bit for bit.
+
+    `compared` says what that is: the newest version, and where the run ended at a target, the version that reached it.
+    """
     with closing(Replay(folder)) as replay:
         newest, *older = list(replay.checkpoints.usable()) or [replay.checkpoints.newest()]  # which says what is wrong
         oldest = older[-1] if older else newest
@@ -145,7 +148,10 @@ def verify(folder: Path) -> dict[str, Any]:
         until = newest.mark if running else NO_LIMIT
         there = start_of(newest) if running else replay.run(newest)
         again = replay.run(oldest, until)
-        x = mapped(folder / FINAL, replay.layout) if (folder / FINAL).is_file() else there.x
+        kept = KeptResult.found(replay, there.t)
+        final = (folder / FINAL).is_file() and kept is None
+        x = mapped(folder / FINAL, replay.layout) if final else there.x
+        what = "x.safetensors" if final else "the newest version, from the newest checkpoint on,"
         with Ledger.open(folder / LEDGER, read_only=True) as ledger:
             decided = sum(1 for row in ledger.rows("decided") if row.keep is not None and row.sequence <= until)
     theirs, ours = sha256(x), sha256(again.x)
@@ -156,8 +162,33 @@ def verify(folder: Path) -> dict[str, Any]:
         "x_sha256": theirs,
         "replay_sha256": ours,
         "from_t": oldest.state["t"],
-        "agrees": theirs == ours and there.t == again.t and there.applied == again.applied,
+        "compared": f"{what} with a replay from epoch {oldest.state['t']}" + (f"; {kept.compared}" if kept else ""),
+        "agrees": theirs == ours
+        and there.t == again.t
+        and there.applied == again.applied
+        and (kept is None or kept.agrees),
     }
+
+
+class KeptResult(NamedTuple):
+    """The version that reached the target of a finished run, where newer ones came after it."""
+
+    agrees: bool
+    compared: str
+
+    @classmethod
+    def found(cls, replay: Replay, newest: int) -> Self | None:
+        """Compare x.safetensors with a replay of its version or, where its updates are gone, with the summary."""
+        summary = replay.about.summary or {}
+        t = summary.get("result_t", newest)
+        if t == newest:
+            return None
+        theirs = sha256(mapped(replay.folder / FINAL, replay.layout))
+        try:
+            ours, other = sha256(_reached(replay, t)), f"a replay of version {t}, which reached the target"
+        except InvalidValue:
+            ours, other = summary["x_sha256"], f"the summary's digest of version {t}, whose updates are gone"
+        return cls(theirs == ours == summary["x_sha256"], f"x.safetensors with {other}")
 
 
 def model_at(folder: Path, epoch: str) -> tuple[int, Model]:

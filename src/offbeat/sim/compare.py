@@ -163,6 +163,8 @@ class ComparisonRow(NamedTuple):
     staleness: float
     lanes_mean: float | None
     """Trainings per batch, where they were batched."""
+    failed: int
+    """Runs that diverged, stood still, or had all their updates refused."""
 
 
 @dataclass
@@ -201,6 +203,8 @@ class Comparison:
         }
         if any(row.lanes_mean is not None for row in rows):
             columns["lanes"] = ["" if row.lanes_mean is None else f"{row.lanes_mean:.1f}" for row in rows]
+        if any(row.failed for row in rows):
+            columns["failed"] = [str(row.failed) if row.failed else "" for row in rows]
         return _aligned(columns)
 
     def plot(self, folder: Path | str) -> list[Path]:
@@ -227,6 +231,7 @@ class Comparison:
             bytes=mean(summary["bytes_down"] + summary["bytes_up"] for summary in summaries),
             staleness=mean(summary["staleness_mean"] for summary in summaries),
             lanes_mean=mean(lanes) if lanes else None,
+            failed=sum(bool(summary.get("failed")) for summary in summaries),
         )
 
     def _reached(self, name: str) -> Iterator[float | None]:

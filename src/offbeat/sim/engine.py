@@ -13,7 +13,7 @@ Rules kept here:
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from math import inf
 from typing import NamedTuple, Protocol, assert_never
 
@@ -48,6 +48,7 @@ class DataPlane(Protocol):
     def evaluate(self, t: int) -> None: ...
     def awaited_evaluation(self, t: int) -> PendingEvaluation | None: ...
     def metrics(self, t: int) -> Mapping[str, float]: ...
+    def keep(self, t: int, kept: Set[int]) -> None: ...
 
 
 class Engine:
@@ -60,6 +61,10 @@ class Engine:
         self.handled = 0
         """Events that the coordinator has seen."""
         self.sequence = 0
+        self.ending = False
+        """The end of the run is known, though what was decided may still have to be mixed and evaluated."""
+        self.on_end: Callable[[], None] = lambda: None
+        """Called once, when nothing has happened yet that would not have happened in a longer run."""
         self._over = False
         self._heap: list[tuple[float, int, Happening | MixingDone]] = []
         self._now: deque[messages.Event] = deque()
@@ -84,12 +89,14 @@ class Engine:
                 return [needed]
             if evaluated:
                 t = self._evaluating.popleft()
-                self.feed(messages.Evaluated(self.coordinator.at, t, self.plane.metrics(t)))
+                self.evaluated(t, self.plane.metrics(t))
             elif self._now:
                 self.feed(self._now.popleft())
             elif self._over or not self._heap:
                 self._over = True
                 self.finished = not self._evaluating
+            elif self._heap[0][0] >= self.coordinator.plan.until_s and not self.ending:
+                self._end()  # whatever happens next ends the run
             else:
                 self._happen(heapq.heappop(self._heap)[2])
         return []
@@ -132,6 +139,29 @@ class Engine:
         self.record(event, commands)
         for command in commands:
             self._do(command, event.at)
+        if self.coordinator.end_reason and not self.ending:
+            self._end()
+
+    def evaluated(self, t: int, metrics: Mapping[str, float]) -> None:
+        """A version has these metrics; the plane keeps it if it is wanted when newer ones are there."""
+        ending, self.ending = self.ending, True  # the end is told after the version is kept
+        self.feed(messages.Evaluated(self.coordinator.at, t, metrics))
+        self.ending = ending
+        if self.coordinator.keeps:
+            self.plane.keep(t, self.coordinator.kept)
+        if self.coordinator.end_reason and not self.ending:
+            self._end()
+
+    def extend(self, event: messages.RunExtended) -> None:
+        """Go on with other ends, before or right after the event at which the run would have ended."""
+        self.feed(event)
+        self._over = self.ending = False
+        for happening in self.source.extended(inf if event.epochs is None else event.epochs):
+            self._push(happening, now=event.at)
+
+    def _end(self) -> None:
+        self.ending = True
+        self.on_end()
 
     def _do(self, command: messages.Command, at: float) -> None:
         match command:

@@ -60,7 +60,7 @@ KINDS = (
     *("fleet_joined", "joined", "left", "returned", "requested", "request_ended", "heartbeat", "arrived", "mixed"),
     *("published", "restarted", "run_paused", "run_resumed", "bad_update", "barred", "quarantined", "readmitted"),
     *("lost", "evaluated", "time_passed", "leased", "released", "decided", "busy", "unknown", "not_yours", "repeated"),
-    *("heard_again", "declared", "task_accepted", "finished"),
+    *("heard_again", "declared", "task_accepted", "finished", "extended"),
 )
 
 
@@ -110,6 +110,7 @@ _PLAIN: dict[type[Event], RowShape] = {
     messages.ServerRestarted: _shape("restarted", "at"),
     messages.RunPaused: _shape("run_paused", "at"),
     messages.RunResumed: _shape("run_resumed", "at"),
+    messages.RunExtended: _shape("extended", "at detail"),
     messages.WorkerBarred: _shape("barred", "at worker detail"),
     messages.WorkerReadmitted: _shape("readmitted", "at worker"),
     messages.LeaseReturned: _shape("returned", "at worker task"),

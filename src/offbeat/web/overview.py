@@ -21,7 +21,7 @@ def overview(reading: RunReader) -> dict[str, Any]:
         "run": about(reading),
         "health": health(reading),
         "t": fold.t,
-        "epochs": epochs_of(reading.settings),
+        "epochs": epochs_of(reading.ends),
         "applied": fold.applied,
         "gradients": fold.gradients,
         "in_flight": 0 if reading.state == "finished" else len(fleet.open),  # what is still out is not wanted any more
@@ -99,7 +99,7 @@ def versions_per_s(fold: RunFold, now: float) -> float:
 
 def eta_s(reading: RunReader) -> float | None:
     """Seconds to the end at this rate, whichever end comes first; null where none is in sight."""
-    fold, settings, now = reading.fold, reading.settings, reading.now()
+    fold, settings, now = reading.fold, reading.ends, reading.now()
     rate, epochs = versions_per_s(fold, now), epochs_of(settings)
     if reading.state != "running":
         return None
@@ -133,8 +133,8 @@ def _health(reading: RunReader) -> tuple[str, str]:
     if trouble:
         return "bad", f"trouble: {trouble}"
     if reading.state == "finished":
-        reason = fold.ended or (reading.summary or {}).get("ended")
-        return "good", f"finished: {reason or f'{fold.t} epochs'}"
+        reason, failed = fold.ended or (reading.summary or {}).get("ended"), (reading.summary or {}).get("failed")
+        return "bad" if failed else "good", f"finished: {reason or f'{fold.t} epochs'}"
     if reading.state == "interrupted":
         return "bad", f"interrupted at epoch {fold.t}: start it again with the same command and it goes on"
     if reading.fleet.paused:
