@@ -47,7 +47,7 @@ def push(c: Coordinator, at: float, **facts: Any) -> list[object]:
     if c.queued:
         told += c.handle(VersionPublished(at, c.t_decided))
         told += c.handle(UpdateMixed(at, c.judge.decisions))
-    return told + [*c.handle(TaskRequested(at, lease.worker))]
+    return [*told, *c.handle(TaskRequested(at, lease.worker))]
 
 
 def again(c: Coordinator, plan: Plan = PLAN) -> Coordinator:
@@ -110,7 +110,7 @@ def test_a_run_without_an_applied_update_has_failed(plan: Plan, facts: dict[str,
         push(c, at, **facts)
     assert (c.end_reason, c.failed) == (ended, True)
     assert again(c, plan).failed
-    with pytest.raises(InvalidValue, match="has failed .* cannot be extended"):
+    with pytest.raises(InvalidValue, match=r"has failed .* cannot be extended"):
         refuse_reached(c, Ends(epochs=50), c.at)
 
 

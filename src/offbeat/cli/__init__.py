@@ -122,7 +122,7 @@ def simulate(**options: Any) -> None:
 )
 @click.argument("task")
 @folder_option(
-    "Folder of the run; a run that is there is resumed, or extended to a later end.  [default: runs/serve-TASK]"
+    "Folder of the run; one that is there is resumed, or extended to a later end.  [default: runs/serve-TASK]"
 )
 @click.option("--access", type=FOLDER, help="Folder that `offbeat init` made: turns on TLS and tokens.")
 @click.option("--insecure", is_flag=True, help="Allow other machines to connect without TLS and tokens.")
