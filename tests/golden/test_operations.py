@@ -1,4 +1,4 @@
-"""The operations page says what the server does: every refusal, every command, every setting and result that it names."""
+"""The operations page says what the server does: every refusal, command, setting and result that it names is there."""
 
 import re
 from dataclasses import fields
