@@ -99,7 +99,7 @@ def race(**options: Any) -> None:
 
 @main.command(cls=GroupedCommand)
 @click.argument("task")
-@folder_option("Keep the run in this folder; an interrupted run is resumed.")
+@folder_option("Keep the run in this folder; an interrupted run is resumed, a finished one extended to a later end.")
 @ACCEPT_CHANGED_TASK
 @TRACK
 @JSON
@@ -123,12 +123,18 @@ def simulate(**options: Any) -> None:
     },
 )
 @click.argument("task")
-@folder_option("Folder of the run; a run that is there is resumed.  [default: runs/serve-TASK]")
+@folder_option(
+    "Folder of the run; one that is there is resumed, or extended to a later end.  [default: runs/serve-TASK]"
+)
 @click.option("--access", type=FOLDER, help="Folder that `offbeat init` made: turns on TLS and tokens.")
 @click.option("--insecure", is_flag=True, help="Allow other machines to connect without TLS and tokens.")
 @click.option("--init", "x_0", type=FILE, help="Start a new run from this model (safetensors).")
 @click.option("--drop-damaged", is_flag=True, help="Resume without acknowledged updates whose files are damaged.")
-@click.option("--exit-when-finished", is_flag=True, help="Exit after the last epoch instead of serving the result.")
+@click.option(
+    "--exit-when-finished",
+    is_flag=True,
+    help="Exit after the last epoch instead of serving the result; with status 3 if the run failed.",
+)
 @click.option("--log-events", metavar="FILE", help="Log every event as a line of JSON; - is standard error.")
 @ACCEPT_CHANGED_TASK
 @TRACK

@@ -66,6 +66,10 @@ def words(facts: dict[str, Any]) -> str:
         f"workers     {facts['workers']} joined, {facts['in_flight']} tasks in flight{silent}",
         f"refused     {facts['rejected']} updates, {facts['duplicates']} duplicates",
     ]
+    if facts.get("result_t") is not None:
+        lines.append(f"result      version {facts['result_t']}, which reached the target")
+    if facts.get("best_t") is not None:
+        lines.append(f"best        version {facts['best_t']}")
     if facts.get("trouble"):
         lines.append(f"TROUBLE     {facts['trouble']}")
     return "\n".join(lines)
@@ -85,7 +89,7 @@ def run_of(path: Path) -> dict[str, Any]:
     if summary is not None:
         from offbeat.sim.run import RESULTS
 
-        known = {*RESULTS, "rejected", "duplicates", "workers"}
+        known = {*RESULTS, "rejected", "duplicates", "workers", "metrics_t"}
         return found | {"t": summary["t"], "metrics": {n: v for n, v in summary.items() if n not in known}}
     facts = from_files(path)
     return found | {"t": facts["t"], "metrics": facts["metrics"]}
