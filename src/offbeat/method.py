@@ -25,6 +25,8 @@ from offbeat.settings import EPOCHS, EVALUATIONS, IN_FLIGHT_MAX, Settings
 DEVICES = 100
 EVALUATED_EVERY = 10
 NOT_FINITE_PER_TASK = 10
+REFUSED_PER_DEVICE = 10
+"""Updates of every device, in a row, that are refused before the run is given up: each started from the same model."""
 VALUE_MAX = 1e8
 OF_THE_RULE = ("rule", "alpha", "alpha_schedule", "staleness_fn")
 
@@ -65,6 +67,12 @@ def method_of(
     rule, devices = rule or rule_of(settings), devices_of(task, settings)
     scheduler = scheduler_of(task, settings, rule, devices, gamma)
     return Method(rule, plan_of(settings, rule, devices, window), scheduler, settings.seed, devices)
+
+
+def until_stuck(method: Method) -> Method:
+    """A simulation's method: no operator would do anything about it if every update were refused for ever."""
+    refused_max = REFUSED_PER_DEVICE * max(method.devices, method.plan.in_flight_max) + EVALUATIONS
+    return replace(method, plan=replace(method.plan, refused_max=refused_max))
 
 
 def rule_of(settings: Settings) -> Rule:

@@ -174,26 +174,6 @@ class Coordinator:
         return self.t if self.result_t is None else self.result_t
 
     @property
-    def keeps(self) -> bool:
-        """May an evaluated version be wanted when newer ones are there?"""
-        return self.plan.target is not None or self.plan.keep_best is not None
-
-    @property
-    def kept(self) -> set[int]:
-        """Versions that are wanted although newer ones are there."""
-        return {t for t in (self.result_t, self.best.t if self.best else None) if t is not None}
-
-    def would_keep(self, event: messages.Evaluated) -> bool:
-        """Is this version wanted later, if this is what its evaluation shows?"""
-        target, best = self.plan.target, self.plan.keep_best
-        reaches = target is not None and target.reached(event.metrics) and not self.end_reason
-        return reaches or (best is not None and best.better(event, self.best))
-
-    def evaluation_of(self, t: int) -> messages.Evaluated | None:
-        """The latest evaluation of this version."""
-        return next((evaluation for evaluation in reversed(self.evaluations) if evaluation.t == t), None)
-
-    @property
     def needs_distance(self) -> bool:
         """Every update must be measured against its x_tau."""
         return self.rule.needs_distance or self.plan.gate is not None

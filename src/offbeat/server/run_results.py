@@ -11,6 +11,7 @@ from typing import Any
 
 from offbeat.core.layout import Model
 from offbeat.protocol.coordinator import Coordinator
+from offbeat.protocol.wanted import evaluation_of
 from offbeat.server.served_run import ServedRun
 from offbeat.server.views import counts
 from offbeat.storage.disk import Disk
@@ -36,7 +37,7 @@ def write_results(folder: Path, run: ServedRun, staleness: Mapping[str, Any], ab
 
 
 def _facts(c: Coordinator) -> dict[str, Any]:
-    shown = c.evaluation_of(c.result) or (c.evaluations[-1] if c.evaluations else None)
+    shown = evaluation_of(c, c.result) or (c.evaluations[-1] if c.evaluations else None)
     facts = counts(c) | {"result_t": c.result, "failed": c.failed}
     facts |= {"metrics": dict(shown.metrics) if shown else {}, "metrics_t": shown.t if shown else None}
     if c.best is not None and c.plan.keep_best is not None:

@@ -24,6 +24,7 @@ from offbeat.hosting.task_identity import identity
 from offbeat.hosting.task_process import TaskProcess
 from offbeat.protocol.ends import Ends
 from offbeat.protocol.messages import Evaluated, WorkerDeclared, WorkerJoined, WorkerLeft
+from offbeat.protocol.wanted import may_want, wanted_versions, would_want
 from offbeat.server.access import TOKENS, TokenBook
 from offbeat.server.app import make_app
 from offbeat.server.certificates import names_of, server_context
@@ -236,12 +237,12 @@ class Server:
     def _evaluated(self, t: int, metrics: Mapping[str, float]) -> None:
         self.context.troubles.over(EVALUATION)
         c = self.run.coordinator  # looked at from here: only this thread tells of evaluations
-        if c.would_keep(Evaluated(c.at, t, metrics)) and not self._kept(t):
+        if would_want(c, Evaluated(c.at, t, metrics)) and not self._kept(t):
             return
         with suppress(OffbeatError):  # the driver has failed, which is known elsewhere
             self.run.driver.tell(lambda at: Evaluated(at, t, metrics), must=True).result()
-            if c.keeps:
-                self.run.kept.settle(c.kept, c.best.t if c.best else None)
+            if may_want(c):
+                self.run.kept.settle(wanted_versions(c), c.best.t if c.best else None)
 
     def _kept(self, t: int) -> bool:
         """Keep the version that was evaluated before the ledger says so. False where the server stops."""
@@ -275,7 +276,7 @@ class Server:
     def _report(self, tau: int, metrics: Mapping[str, float]) -> None:
         """Workers measured this version; where it reaches the target it is kept, if it is still there."""
         c, x = self.run.coordinator, self.run.versions.pull(tau)
-        if x is not None and c.would_keep(Evaluated(c.at, tau, metrics)):
+        if x is not None and would_want(c, Evaluated(c.at, tau, metrics)):
             with suppress(OSError):  # then the newest version is the result
                 self.run.kept.keep(tau, x)
         self.run.driver.tell(lambda at: Evaluated(at, tau, metrics), must=True)

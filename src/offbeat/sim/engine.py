@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol, assert_never
 from offbeat.errors import InvariantBroken
 from offbeat.protocol import messages
 from offbeat.protocol.coordinator import Coordinator
+from offbeat.protocol.wanted import may_want, wanted_versions
 from offbeat.sim.event_sources import Arrival, EventSource, Happening
 from offbeat.sim.executors import Job, Pending, PendingEvaluation
 
@@ -147,8 +148,8 @@ class Engine:
         ending, self.ending = self.ending, True  # the end is told after the version is kept
         self.feed(messages.Evaluated(self.coordinator.at, t, metrics))
         self.ending = ending
-        if self.coordinator.keeps:
-            self.plane.keep(t, self.coordinator.kept)
+        if may_want(self.coordinator):
+            self.plane.keep(t, wanted_versions(self.coordinator))
         if self.coordinator.end_reason and not self.ending:
             self._end()
 

@@ -22,12 +22,13 @@ from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue, MissingExtra
 from offbeat.hosting.loading import adapted, load
 from offbeat.hosting.task_identity import identities, identity_of_object, names_in
-from offbeat.method import ends_of, method_of, unlike_one_long_run
+from offbeat.method import ends_of, method_of, unlike_one_long_run, until_stuck
 from offbeat.protocol.ends import Ends, refuse_reached
 from offbeat.protocol.messages import Decision
-from offbeat.protocol.plan import Plan, Target
+from offbeat.protocol.plan import Target
 from offbeat.protocol.scheduler import GammaSchedule, Plateau
-from offbeat.settings import EVALUATIONS, Settings
+from offbeat.protocol.wanted import evaluation_of
+from offbeat.settings import Settings
 from offbeat.sim.choose import ANYWHERE, Chosen, executor_of, wishes_of
 from offbeat.sim.curve import CONTRIBUTION, CURVE, CurvePoint, CurveRecorder, write_contribution, write_curve
 from offbeat.sim.engine import Engine
@@ -50,8 +51,6 @@ CHECKPOINT_EVERY_S = 30.0
 EVENTS_AT_ONCE = 5_000
 """Events after which `advance` returns though no training is needed: the run may be asked to stop."""
 BYTES_PER_FLOAT = 4
-REFUSED_PER_DEVICE = 10
-"""Updates of every device, in a row, that are refused before the run is given up: each started from the same model."""
 RESULTS = (
     *("t", "epochs", "applied", "gradients", "virtual_s", "wall_s", "staleness_mean", "staleness_largest"),
     *("x_sha256", "bytes_down", "bytes_up", "ended", "executor", "lanes_mean", "programs", "processes"),
@@ -128,7 +127,7 @@ class Simulation:
         """
         asked, settings = ends_of(settings), settings_begun(settings, folder)
         self.task, self.method = task, method_of(settings, task, rule, gamma, window_of(settings))
-        self.method = replace(self.method, plan=_until_stuck(self.method.plan, self.method.devices))
+        self.method = until_stuck(self.method)
         self.rule, self.plan, self.extensible = self.method.rule, self.method.plan, extensible
         self.x_0, frozen = start_with_frozen(task, settings.seed)
         known_as = identities(task) if folder is None else _known_as(task, self.x_0, frozen)
@@ -366,7 +365,7 @@ class Simulation:
 
     def _summary(self, x: Model) -> dict[str, Any]:
         c, fold = self.coordinator, self.curve.fold
-        shown = c.evaluation_of(self._result_t) or (c.evaluations[-1] if c.evaluations else None)
+        shown = evaluation_of(c, self._result_t) or (c.evaluations[-1] if c.evaluations else None)
         best = (
             {"best_t": c.best.t, "best_value": c.best.metrics[self.plan.keep_best.metric]}
             if c.best and self.plan.keep_best
@@ -395,8 +394,3 @@ class Simulation:
             "task": self.names.now,
             "settings": self.settings.as_dict(),
         }
-
-
-def _until_stuck(plan: Plan, devices: int) -> Plan:
-    """The plan of a simulated run, for which no operator would do anything if every update were refused for ever."""
-    return replace(plan, refused_max=REFUSED_PER_DEVICE * max(devices, plan.in_flight_max) + EVALUATIONS)
