@@ -10,7 +10,7 @@ FLOWER_READY := $(FLOWER)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: demo test test-slow test-flower check coverage bench clean
+.PHONY: demo test test-slow test-flower check coverage bench soak faults clean
 
 demo: $(READY) ## a real server and six real workers, one of them killed
 	@$(BIN)/offbeat demo
@@ -35,6 +35,15 @@ coverage: $(READY) ## which lines no test runs
 
 bench: $(READY) ## how fast Offbeat is on this machine; options in ARGS, say ARGS="--quick --json"
 	@$(BIN)/python -m benchmarks all $(ARGS)
+
+SOAK_S ?= 3600
+SEEDS ?= 2000
+
+soak: $(READY) ## kill, stall and lie to real processes for SOAK_S seconds; options in ARGS, say ARGS="--seed 7"
+	@$(BIN)/python -m tests.soak --seconds $(SOAK_S) $(ARGS)
+
+faults: $(READY) ## run SEEDS seeds of the fault simulation on all cores
+	@$(BIN)/python -m tests.simulation.many_faults $(SEEDS) $(ARGS)
 
 clean: ## remove the environments
 	rm -rf $(VENV) $(FLOWER)

@@ -4,7 +4,7 @@ The engine, the fleet of devices, the coordinator and the ledger are those of a 
 no vectors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -58,6 +58,9 @@ class NoVectors:
 
     def metrics(self, t: int) -> Mapping[str, float]:  # noqa: ARG002
         return {}
+
+    def keep(self, t: int, kept: Set[int]) -> None:
+        pass
 
 
 def run(results: Results, scale: Scale, tell: Tell, folder: Path) -> None:

@@ -46,7 +46,7 @@ class Crowd:
             line = await asyncio.open_connection(self.host, self.port)
             body = json.dumps({"name": f"idle-{number}", "protocol": 1, "device": number}).encode()
             joined = await _request(line, "POST", "/v1/workers", "Content-Type: application/json\r\n", body)
-            ask = f"POST /v1/workers/{joined['worker']}/ask HTTP/1.1\r\nHost: here\r\nContent-Length: 0\r\n"
+            ask = f"POST /v1/workers/{joined['worker']}/ask HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n"
             line[1].write(f"{ask}Offbeat-Session: {joined['session']}\r\n\r\n".encode())
             await line[1].drain()
             self.lines.append(line)
@@ -71,7 +71,9 @@ async def _request(
     line: tuple[asyncio.StreamReader, asyncio.StreamWriter], method: str, path: str, head: str, body: bytes
 ) -> dict[str, object]:
     reader, writer = line
-    writer.write(f"{method} {path} HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n{head}\r\n".encode() + body)
+    writer.write(
+        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n{head}\r\n".encode() + body
+    )
     await writer.drain()
     lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
     length = next(int(text.partition(":")[2]) for text in lines if text.startswith("content-length:"))

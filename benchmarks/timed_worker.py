@@ -9,7 +9,8 @@ import json
 from pathlib import Path
 from time import monotonic
 
-from offbeat.hosting.loading import identity, load
+from offbeat.hosting.loading import load
+from offbeat.hosting.task_identity import identity
 from offbeat.settings import Settings
 from offbeat.task import Task
 from offbeat.worker.api_answers import Acknowledgement, Joined

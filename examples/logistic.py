@@ -70,6 +70,10 @@ class Logistic:
         """x_0."""
         return {"weights": np.zeros(len(TRUTH), np.float32), "bias": np.zeros(1, np.float32)}
 
+    def samples(self, device: int) -> int:  # noqa: ARG002 (all have as many)
+        """How many samples a device holds."""
+        return ROWS
+
     def train(self, model: Mapping[str, Any], work: offbeat.Work) -> offbeat.Trained:
         """A few steps of SGD on the loss of the device plus rho/2 ||x - x_tau||^2."""
         features, labels = device_data(work.device)

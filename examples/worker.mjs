@@ -106,7 +106,7 @@ async function work(lease, joined) {
 }
 
 async function member() {
-  const joined = await json("/v1/workers", { name, protocol: 1, device: Number(device) });
+  const joined = await json("/v1/workers", { name, protocol: 1, device: Number(device), samples: rows.length });
   session = { "Offbeat-Session": joined.session };
   while (true) {
     const { state, lease, reason } = await json(`/v1/workers/${joined.worker}/ask`);

@@ -4,7 +4,7 @@ The simulator and the server make theirs here, so the same settings mean the sam
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -12,8 +12,10 @@ from offbeat.core import rules, staleness
 from offbeat.core.gate import Gate
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.protocol.best import BestBy
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.dispatch import Available
+from offbeat.protocol.ends import Ends
 from offbeat.protocol.messages import Decision
 from offbeat.protocol.plan import Plan, Target
 from offbeat.protocol.scheduler import GammaSchedule, Scheduler, gamma_schedule
@@ -23,6 +25,9 @@ from offbeat.settings import EPOCHS, EVALUATIONS, IN_FLIGHT_MAX, Settings
 DEVICES = 100
 EVALUATED_EVERY = 10
 NOT_FINITE_PER_TASK = 10
+REFUSED_PER_DEVICE = 10
+"""Updates of every device, in a row, that are refused before the run is given up: each started from the same model."""
+VALUE_MAX = 1e8
 OF_THE_RULE = ("rule", "alpha", "alpha_schedule", "staleness_fn")
 
 
@@ -62,6 +67,12 @@ def method_of(
     rule, devices = rule or rule_of(settings), devices_of(task, settings)
     scheduler = scheduler_of(task, settings, rule, devices, gamma)
     return Method(rule, plan_of(settings, rule, devices, window), scheduler, settings.seed, devices)
+
+
+def until_stuck(method: Method) -> Method:
+    """A simulation's method: no operator would do anything about it if every update were refused for ever."""
+    refused_max = REFUSED_PER_DEVICE * max(method.devices, method.plan.in_flight_max) + EVALUATIONS
+    return replace(method, plan=replace(method.plan, refused_max=refused_max))
 
 
 def rule_of(settings: Settings) -> Rule:
@@ -117,8 +128,7 @@ def devices_of(task: object, settings: Settings) -> int:
 
 def plan_of(settings: Settings, rule: Rule, devices: int, window: int | None = None) -> Plan:
     """What the coordinator may do, and until when."""
-    ends = (settings.epochs, settings.gradients, settings.until_s, settings.target)
-    epochs = EPOCHS if all(end is None for end in ends) else settings.epochs
+    epochs = ends_of(settings).epochs
     in_flight_max = window or _in_flight_max(settings, devices)
     return Plan(
         in_flight_max=in_flight_max,
@@ -135,9 +145,11 @@ def plan_of(settings: Settings, rule: Rule, devices: int, window: int | None = N
         target=None if settings.target is None else Target.parse(settings.target),
         evaluate_every=_evaluate_every(settings, rule, epochs),
         not_finite_max=NOT_FINITE_PER_TASK * in_flight_max + EVALUATIONS,
+        keep_best=None if settings.keep_best is None else BestBy.parse(settings.keep_best),
         answers_kept=settings.answers_kept,
         released_kept=settings.released_kept,
         gate=_gate(settings),
+        value_max=VALUE_MAX if settings.value_max is None else settings.value_max,
         bad_updates_max=settings.bad_updates_max,
     )
 
@@ -166,6 +178,42 @@ def _evaluate_every(settings: Settings, rule: Rule, epochs: int | None) -> int:
     if epochs is None:
         return 1 if rule.group else EVALUATED_EVERY
     return max(1, epochs // EVALUATIONS)
+
+
+# --- other ends ------------------------------------------------------------------------------------------------------
+
+
+def as_begun(settings: Settings, recorded: Mapping[str, Any]) -> Settings:
+    """The settings with the ends that the recorded run began with: other ends extend it, other settings do not."""
+    ends: dict[str, Any] = {name: recorded.get(name) for name in Ends._fields}
+    if isinstance(ends["until_s"], str):  # JSON has no word for infinity
+        ends["until_s"] = float(ends["until_s"])
+    return replace(settings, **ends)
+
+
+def ends_of(settings: Settings) -> Ends:
+    """What ends a run with these settings."""
+    ends = (settings.epochs, settings.gradients, settings.until_s, settings.target)
+    epochs = EPOCHS if all(end is None for end in ends) else settings.epochs
+    until_s = None if settings.until_s == inf else settings.until_s
+    return Ends(epochs, settings.gradients, until_s, settings.target and str(Target.parse(settings.target)))
+
+
+def unlike_one_long_run(settings: Settings, plan: Plan, rule: Rule, ends: Ends) -> list[str]:
+    """What a run that is extended to these ends does otherwise than one that began with them, in words."""
+    told = []
+    every = _evaluate_every(settings, rule, ends.epochs)
+    if every != plan.evaluate_every:
+        told.append(
+            f"versions are evaluated every {plan.evaluate_every} epochs, as when the run began; "
+            f"one that began with this end would evaluate every {every}"
+        )
+    schedules = {"alpha_schedule": settings.alpha_schedule, "gamma_schedule": settings.gamma_schedule}
+    return told + [
+        f"{name} {schedule} counts epochs from the beginning, and is not stretched"
+        for name, schedule in schedules.items()
+        if schedule != "constant"
+    ]
 
 
 def scheduler_of(

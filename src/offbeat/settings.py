@@ -60,6 +60,9 @@ class Settings:
         None, "The same limit as a multiple of the running median, after 50 updates. [default: no limit]"
     )
     norm_policy: str = _method("refuse", "What happens to an update with a larger step: refuse, or clip.")
+    value_max: float | None = _method(
+        None, "Largest absolute value that an update may hold; inf is no limit. [default: 1e8]"
+    )
     bad_updates_max: int | None = _server(
         None, "Quarantine a worker after this many bad updates in a row. [default: 5; simulated: never]"
     )
@@ -91,6 +94,11 @@ class Settings:
     dropout: float | str = _fleet(0.0, "Chance that a task is lost on its device: a number, uniform:0,0.3, ...")
     mix_s: float = _server(0.0, "Simulated: seconds that the server takes to mix one update.")
     lease_s: float = _server(3600.0, "Release a task after this many seconds without a sign of life.")
+    silent_s: float | None = _server(
+        None,
+        "Served: give the place of a worker to others after this many seconds without a sign of life. "
+        "[default: three heartbeats, 90]",
+    )
     queue_max: int = _server(64, "Updates that may wait to be mixed; workers with more are told to come back.")
     retry_after_s: float = _server(1.0, "Seconds after which a worker that met a full queue comes back.")
     answers_kept: int = _server(100_000, "Answers that are kept for updates that are pushed a second time.")
@@ -102,6 +110,11 @@ class Settings:
     evaluate_every: int | None = _evaluation(
         None,
         f"Versions between evaluations. [default: about {EVALUATIONS} evaluations in all; without epochs 10, fedavg 1]",
+    )
+    keep_best: str | None = _evaluation(
+        None,
+        "Keep the best version by a metric beside the newest: METRIC, METRIC:max or METRIC:min, such as accuracy. "
+        "METRIC alone is the largest; of loss, error and perplexity the smallest. [default: only the newest]",
     )
     gamma: float | None = _task(None, "Local learning rate. [default: the task's]")
     gamma_schedule: str = _task(
@@ -211,6 +224,7 @@ class SettingsDict(TypedDict, total=False):
     norm_max: float | None
     norm_median_max: float | None
     norm_policy: str
+    value_max: float | None
     bad_updates_max: int | None
     scheduler: str
     trigger_every_s: float
@@ -227,6 +241,7 @@ class SettingsDict(TypedDict, total=False):
     dropout: float | str
     mix_s: float
     lease_s: float
+    silent_s: float | None
     queue_max: int
     retry_after_s: float
     answers_kept: int
@@ -236,6 +251,7 @@ class SettingsDict(TypedDict, total=False):
     until_s: float | None
     target: str | None
     evaluate_every: int | None
+    keep_best: str | None
     gamma_schedule: str
     rho: float | None
     weight_decay: float | None

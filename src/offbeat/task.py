@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from offbeat.core.layout import Array, Model
+from offbeat.core.layout import NO_ARRAYS, Array, Model
 from offbeat.errors import InvalidValue
 
 
@@ -48,14 +48,21 @@ class Trained(NamedTuple):
     """What a device reports beside its model."""
 
     samples: int
-    """How many samples the device holds: its weight under FedAvg."""
+    """How many samples the device holds, the same in every training: its weight under FedAvg."""
     gradients: int
+    """How many local iterations were done, at most as many as were asked for."""
     metrics: Mapping[str, float] = {}
 
 
 @runtime_checkable
 class Task(Protocol):
-    """A learning task. `offbeat.torch.Task` is one for PyTorch; these three methods make one for anything else."""
+    """A learning task. `offbeat.torch.Task` is one for PyTorch; these three methods make one for anything else.
+
+    A task may have more, and is held to what it says. `samples(device)`: how many samples the device holds, known
+    before the first training. `frozen()`: named arrays that neither travel nor change and are alike on all workers.
+    `batch_size` with `local_passes`, or `local_iterations`: how many iterations a training does where a lease does not
+    say it.
+    """
 
     def initial(self, seed: int) -> Mapping[str, Array]:
         """x_0: named float32 arrays, or a `Model` where buffers or frozen arrays are among them."""
@@ -81,8 +88,22 @@ class Update:
 
 def start(task: Task, seed: int) -> Model:
     """x_0 of a task as a published, read-only model."""
+    return start_with_frozen(task, seed)[0]
+
+
+def start_with_frozen(task: Task, seed: int) -> tuple[Model, Mapping[str, Array]]:
+    """x_0 likewise, and the frozen arrays that belong to it: as `Model.of` was told, or as the task's `frozen` says."""
     arrays = task.initial(seed)
-    return (arrays if isinstance(arrays, Model) else Model.of(arrays)).freeze()
+    x_0 = (arrays if isinstance(arrays, Model) else Model.of(arrays)).freeze()
+    told, x_0.frozen = x_0.frozen, NO_ARRAYS  # not kept in memory as long as x_0 is
+    frozen = getattr(task, "frozen", None)
+    return x_0, {**told, **frozen()} if callable(frozen) else told
+
+
+def samples_of(task: Task, device: int) -> int | None:
+    """How many samples the task holds for a device; None where it does not say so before a training."""
+    samples = getattr(task, "samples", None)
+    return int(samples(device)) if callable(samples) else None
 
 
 def solve(task: Task, x_tau: Model, work: Work) -> Update:

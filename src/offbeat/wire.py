@@ -13,61 +13,80 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from offbeat.core.layout import ALIGNMENT, Array, Layout, Model, Vector, aligned
 from offbeat.errors import InvalidValue, LayoutMismatch
+from offbeat.header_parser import (
+    DTYPES,
+    METADATA,
+    BadPayload,
+    Header,
+    HeaderLimits,
+    Tensor,
+    once,
+    parse_header,
+)
 
+__all__ = [
+    "DTYPES",
+    "LENGTH_BYTES",
+    "UNLOADED_MIN",
+    "BadPayload",
+    "ExpectedHeader",
+    "Header",
+    "HeaderReader",
+    "Tensor",
+    "body_of",
+    "carried_of",
+    "check_fit",
+    "header_of",
+    "is_flat",
+    "mapped",
+    "once",
+    "read_header",
+    "tensors_of",
+    "unload",
+    "unpack",
+]
 LENGTH_BYTES = 8
 FLOAT_BYTES = 4
-HEADER_MAX = 16 << 20
-"""Bytes of a header; a layout of ten thousand arrays needs one."""
-METADATA = "__metadata__"
+EXPECTED_MAX = 8
+"""Layouts whose header is remembered."""
 UNLOADED_MIN = 32 << 20
 """Smaller files may stay in memory while they are used."""
-DTYPES = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "I64": "<i8",
-    "I32": "<i4",
-    "I16": "<i2",
-    "I8": "|i1",
-    "U64": "<u8",
-    "U32": "<u4",
-    "U16": "<u2",
-    "U8": "|u1",
-    "BOOL": "|b1",
-}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class BadPayload(InvalidValue):
-    """The bytes are not a model, or the model has another layout."""
-
-
-class Tensor(NamedTuple):
-    """An array in a file: where its bytes are, counted from the beginning of the body."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-
 @dataclass(frozen=True, slots=True)
-class Header:
-    tensors: tuple[Tensor, ...]
-    metadata: Mapping[str, str]
-    length: int
-    """Bytes before the body."""
+class ExpectedHeader:
+    """What the header of a layout's models is: ours byte for byte, or another one within the limits."""
 
-    @property
-    def size(self) -> int:
-        return self.length + (self.tensors[-1].end if self.tensors else 0)
+    bytes: bytes
+    header: Header
+    tensors: Mapping[str, Tensor]
+    """By name."""
+    limits: HeaderLimits
+
+    @classmethod
+    def of(cls, layout: Layout) -> "ExpectedHeader":
+        """Made once for a layout, of which a process has one or two."""
+        found = _EXPECTED.get(layout.fingerprint)
+        if found is None:
+            own, tensors = header_of(layout), tensors_of(layout)
+            by_name = {tensor.name: tensor for tensor in tensors}
+            header = Header(tensors, {"layout": layout.fingerprint}, len(own))
+            found = cls(own, header, by_name, HeaderLimits.of(by_name.keys(), len(own)))
+            while len(_EXPECTED) >= EXPECTED_MAX:
+                _EXPECTED.pop(next(iter(_EXPECTED)), None)
+            _EXPECTED[layout.fingerprint] = found
+        return found
+
+
+_EXPECTED: dict[str, ExpectedHeader] = {}
+"""By the fingerprint of their layout."""
 
 
 def header_of(layout: Layout, metadata: Mapping[str, str] | None = None) -> bytes:
@@ -108,8 +127,10 @@ def body_of(model: Model) -> Iterator[memoryview]:
 class HeaderReader:
     """Reads a header from bytes as they come; what is left over belongs to the body."""
 
-    def __init__(self, header_max: int = HEADER_MAX) -> None:
-        self.header_max = header_max
+    def __init__(self, expected: ExpectedHeader | None = None, *, header_max: int | None = None) -> None:
+        """With what is `expected` of a layout, the limits follow from that, and our own header needs no parsing."""
+        self._expected, self._limits = expected, expected.limits if expected else HeaderLimits()
+        self.header_max = header_max or self._limits.header_max
         self._bytes = bytearray()
 
     def feed(self, data: bytes | bytearray | memoryview) -> Header | None:
@@ -122,15 +143,18 @@ class HeaderReader:
             raise BadPayload(
                 f"the header claims {length} bytes but must have 2..{self.header_max}: no safetensors file"
             )
-        if len(self._bytes) < LENGTH_BYTES + length:
+        end = LENGTH_BYTES + length
+        if len(self._bytes) < end:
             return None
-        return _parsed(bytes(self._bytes[LENGTH_BYTES : LENGTH_BYTES + length]), LENGTH_BYTES + length)
+        if self._expected is not None and self._bytes.startswith(self._expected.bytes):
+            return self._expected.header
+        return parse_header(bytes(self._bytes[LENGTH_BYTES:end]), end, self._limits)
 
 
-def read_header(data: bytes | memoryview, header_max: int = HEADER_MAX) -> Header:
+def read_header(data: bytes | memoryview, expected: ExpectedHeader | None = None) -> Header:
     """The header at the beginning of these bytes, which must be there whole."""
-    length = int.from_bytes(data[:LENGTH_BYTES], "little")
-    header = HeaderReader(header_max).feed(data[: LENGTH_BYTES + min(length, header_max)])  # it copies: not the body
+    length, reader = int.from_bytes(data[:LENGTH_BYTES], "little"), HeaderReader(expected)
+    header = reader.feed(data[: LENGTH_BYTES + min(length, reader.header_max)])  # it copies: not the body
     if header is None:
         raise BadPayload(f"the file ends after {len(data)} bytes, within its header")
     return header
@@ -139,13 +163,13 @@ def read_header(data: bytes | memoryview, header_max: int = HEADER_MAX) -> Heade
 def unpack(data: bytes | memoryview, layout: Layout) -> Model:
     """The model that these bytes hold; refused, by name, where it does not fit. The vector is copied once."""
     view = memoryview(data).cast("B")
-    header = read_header(view)
+    header = read_header(view, ExpectedHeader.of(layout))
     if len(view) != header.size:
         raise BadPayload(f"the file has {len(view)} bytes but its header describes {header.size}")
     check_fit(header, layout)
     vector, there = aligned(layout.size), {tensor.name: tensor for tensor in header.tensors}
     out, body = vector.data.cast("B"), view[header.length :]
-    for tensor in tensors_of(layout)[: len(layout.slots)]:
+    for tensor in ExpectedHeader.of(layout).header.tensors[: len(layout.slots)]:
         out[tensor.begin : tensor.end] = body[there[tensor.name].begin : there[tensor.name].end]
     return Model(layout, vector, carried_of(header, view, layout))
 
@@ -154,7 +178,7 @@ def carried_of(header: Header, data: memoryview, layout: Layout) -> dict[str, Ar
     """Copies of the arrays that are carried beside the vector."""
     there, body = {tensor.name: tensor for tensor in header.tensors}, data[header.length :]
     carried: dict[str, Array] = {}
-    for tensor in tensors_of(layout)[len(layout.slots) :]:
+    for tensor in ExpectedHeader.of(layout).header.tensors[len(layout.slots) :]:
         found = there[tensor.name]
         carried[tensor.name] = np.frombuffer(body[found.begin : found.end], tensor.dtype).reshape(tensor.shape).copy()
     return carried
@@ -162,12 +186,15 @@ def carried_of(header: Header, data: memoryview, layout: Layout) -> dict[str, Ar
 
 def is_flat(header: Header, layout: Layout) -> bool:
     """Is the body the flat vector, in the order of `body_of`? Then it can be mapped instead of copied."""
-    return header.tensors == tensors_of(layout) and header.length % FLOAT_BYTES == 0
+    return header.tensors == ExpectedHeader.of(layout).header.tensors and header.length % FLOAT_BYTES == 0
 
 
 def check_fit(header: Header, layout: Layout) -> None:
     """Refuse a file that is not of this layout, by the name of what does not fit."""
-    ours, theirs = {t.name: t for t in tensors_of(layout)}, {t.name: t for t in header.tensors}
+    expected = ExpectedHeader.of(layout)
+    if header is expected.header:
+        return
+    ours, theirs = expected.tensors, {t.name: t for t in header.tensors}
     for name in ours:
         if name not in theirs:
             raise LayoutMismatch(f"{name!r} is missing from the update; the model has it")
@@ -189,7 +216,7 @@ def mapped(path: Path, layout: Layout) -> Model:
     except (FileNotFoundError, ValueError) as error:
         raise BadPayload(f"{path} is missing or empty: {error}") from error
     whole = memoryview(view)
-    header = read_header(whole)
+    header = read_header(whole, ExpectedHeader.of(layout))
     if not is_flat(header, layout) or len(whole) != header.size:
         return unpack(whole, layout).freeze()
     vector = np.frombuffer(whole, np.float32, layout.size, header.length)
@@ -202,53 +229,3 @@ def unload(vectors: Iterable[Vector]) -> None:
         source = getattr(vector.base, "obj", None)
         if isinstance(source, mmap.mmap) and len(source) >= UNLOADED_MIN:
             source.madvise(mmap.MADV_DONTNEED)
-
-
-# --- reading files of unknown origin ----------------------------------------------------------------------------------
-
-
-def _parsed(text: bytes, length: int) -> Header:
-    try:
-        entries = json.loads(text.decode("utf-8"), object_pairs_hook=once)
-    except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise BadPayload(f"the header is not JSON: {str(error)[:200]}") from None
-    if not isinstance(entries, dict):
-        raise BadPayload("the header is not a JSON object")
-    metadata = _metadata(entries.pop(METADATA, {}))
-    tensors = sorted((_tensor(name, entry) for name, entry in entries.items()), key=lambda t: (t.begin, t.end))
-    at = 0
-    for tensor in tensors:
-        if tensor.begin != at:
-            raise BadPayload(f"{tensor.name!r} begins at byte {tensor.begin} of the body, not at {at}: gap or overlap")
-        at = tensor.end
-    return Header(tuple(tensors), metadata, length)
-
-
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object from its pairs; refused where a name stands twice."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name stands twice in it")
-    return found
-
-
-def _metadata(entry: Any) -> dict[str, str]:
-    if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
-        raise BadPayload(f"{METADATA} must be an object of texts")
-    return entry
-
-
-def _tensor(name: str, entry: Any) -> Tensor:
-    try:
-        dtype, shape, (begin, end) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
-    except (KeyError, TypeError, ValueError):
-        raise BadPayload(f"{name!r} needs dtype ({', '.join(DTYPES)}), shape and two data_offsets") from None
-    if not isinstance(shape, list) or not all(_whole(number) for number in (*shape, begin, end)):
-        raise BadPayload(f"{name!r} has a shape or data_offsets that are no whole numbers >= 0")
-    if end - begin != prod(shape) * np.dtype(dtype).itemsize:
-        raise BadPayload(f"{name!r} has {end - begin} bytes but its shape {shape} of {dtype} needs others")
-    return Tensor(name, dtype, tuple(shape), begin, end)
-
-
-def _whole(number: Any) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**63

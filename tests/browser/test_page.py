@@ -430,9 +430,9 @@ def test_real_runs_show_the_numbers_of_their_twins(tmp_path: Path, visit: Callab
 def test_the_real_door_lets_an_admin_touch_and_a_viewer_look(tmp_path: Path, visit: Callable[..., Seen]) -> None:
     simulated(tmp_path / "run")
     book = TokenBook.begin(tmp_path / "tokens.json")
-    tokens, acts = book.add_all({"ann": Role.ADMIN, "vic": Role.VIEWER}), list[tuple[str, int]]()
+    tokens, acts = book.add_all({"ann": Role.ADMIN, "vic": Role.VIEWER}), list[tuple[str, int | None]]()
 
-    async def act(what: str, worker: int) -> None:
+    async def act(what: str, worker: int | None) -> None:
         acts.append((what, worker))
 
     def make() -> Any:

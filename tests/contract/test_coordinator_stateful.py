@@ -29,6 +29,7 @@ from offbeat.protocol.messages import (
     BadUpdateArrived,
     Command,
     Decision,
+    EndSilence,
     Evaluated,
     EvaluateModel,
     Event,
@@ -43,7 +44,10 @@ from offbeat.protocol.messages import (
     Quarantine,
     ReleaseTask,
     RequestEnded,
+    RunPaused,
+    RunResumed,
     SendTask,
+    ServerRestarted,
     TaskRequested,
     TellFinished,
     TellQuarantined,
@@ -52,6 +56,7 @@ from offbeat.protocol.messages import (
     UpdateMixed,
     VersionPublished,
     WakeAt,
+    WorkerBarred,
     WorkerJoined,
     WorkerLeft,
     WorkerReadmitted,
@@ -169,6 +174,41 @@ CASES = [
         pace(4, lease_s=12, queue_max=3, staleness_max=1, pace_wait_s=8, epochs=12, bad_updates_max=2),
         Scheduler("fair"),
     ),
+    Case("silent", WEIGHED, Plan(3, lease_s=20, silent_s=4, queue_max=2, epochs=15)),
+    Case("silent, any number per device", WEIGHED, Plan(4, None, lease_s=40, silent_s=2, queue_max=4, epochs=20)),
+    Case("silent until the lease is over", WEIGHED, Plan(3, lease_s=6, silent_s=6, queue_max=2, epochs=12)),
+    Case("silent, one in flight", delta(0.5), Plan(1, lease_s=30, silent_s=3, queue_max=1, epochs=10)),
+    Case("silent, reject", WEIGHED, reject(4, lease_s=30, silent_s=3, queue_max=3, staleness_max=2, epochs=12)),
+    Case(
+        "silent, pace",
+        WEIGHED,
+        pace(4, lease_s=60, silent_s=4, queue_max=3, staleness_max=3, pace_wait_s=8, epochs=15),
+    ),
+    Case(
+        "silent, pace with fedbuff",
+        fedbuff(2),
+        pace(5, None, lease_s=60, silent_s=2, queue_max=4, staleness_max=2, pace_wait_s=5, epochs=8),
+        Scheduler("fair"),
+    ),
+    Case(
+        "silent, fedavg",
+        fedavg(2),
+        Plan(5, lease_s=60, silent_s=3, queue_max=4, epochs=6),
+        Scheduler(group=2, over_selection=1.5),
+    ),
+    Case(
+        "silent, fedavg with a deadline",
+        fedavg(3),
+        Plan(5, lease_s=60, silent_s=3, queue_max=4, epochs=6, bad_updates_max=2),
+        Scheduler(group=3, group_deadline_s=8),
+    ),
+    Case(
+        "silent, triggered, short memory",
+        WEIGHED,
+        Plan(4, lease_s=50, silent_s=3, epochs=15, answers_kept=2, released_kept=2, bad_updates_max=2),
+        Scheduler(trigger_every_s=2),
+        available=every_other_five_seconds,
+    ),
     Case(
         "never ends",
         WEIGHED,
@@ -196,6 +236,8 @@ class Watched:
         self.sent: dict[int, Lease] = {}
         self.open: dict[int, Lease] = {}
         self.late: OrderedDict[int, bool] = OrderedDict()  # released leases: was it revoked?
+        self.silent: dict[int, Lease] = {}
+        self.paused = False
         self.squeezed: set[int] = set()  # open leases that a late push was let in front of
         self.answers: OrderedDict[int, AnswerPush] = OrderedDict()
         self.mass: dict[int, float] = {}
@@ -231,6 +273,7 @@ class Watched:
         self.note(event)
         told = list(self.told(event))
         garbage = isinstance(event, BadUpdateArrived) and self.counts(event)
+        to_bar = isinstance(event, WorkerBarred) and event.worker not in self.barred
         self.fed += 1
         twin = self.twin() if self.fed % RESTORED_EVERY == 0 else None
         commands = self.coordinator.handle(event)
@@ -250,7 +293,7 @@ class Watched:
         if answer and (answer.repeated or not answer.decision):
             assert self.counters() == before[3], "a push that is not decided on changes nothing"
         self.check_event(event, before[1], before[2])
-        self.check_conduct(event, answer, commands, garbage=garbage)
+        self.check_conduct(event, answer, commands, garbage=garbage, to_bar=to_bar)
         self.check_state()
         measured = any(isinstance(command, EvaluateModel) for command in commands)
         if not applied and not (measured and self.coordinator.needs_evaluation):
@@ -289,8 +332,13 @@ class Watched:
             case RequestEnded():
                 self.waiting.discard(event.worker)
             case HeartbeatArrived() if event.task in self.open:
-                lease = replace(self.open[event.task], deadline=event.at + self.plan.lease_s)
-                self.open[event.task] = self.sent[event.task] = lease
+                self.renew(self.open[event.task])
+            case ServerRestarted():
+                self.waiting.clear()
+                for lease in list(self.open.values()):
+                    self.renew(lease)
+            case RunPaused() | RunResumed():
+                self.paused = isinstance(event, RunPaused)
             case UpdateMixed():
                 self.mixed += 1
             case VersionPublished():
@@ -300,25 +348,47 @@ class Watched:
                 self.ended |= bool(self.plan.target and self.plan.target.reached(event.metrics))
         self.ended |= event.at >= self.plan.until_s
 
+    def renew(self, lease: Lease) -> Lease:
+        """A sign of life of a worker whose lease is open now."""
+        renewed = replace(lease, deadline=self.at + min(self.plan.silent_s, self.plan.lease_s))
+        self.open[lease.task] = self.sent[lease.task] = renewed
+        return renewed
+
     def told(self, event: Event) -> Iterator[Command]:
-        """What a worker that asks is told at once."""
+        """What a worker that asks is told at once, and what becomes of a silent one that is heard of."""
+        silent = self.silent.get(event.task) if isinstance(event, HeartbeatArrived) and not self.ended else None
+        if silent:
+            yield self.end_of_silence(silent)
         if not isinstance(event, TaskRequested):
             return
         mine = [lease for lease in self.open.values() if lease.worker == event.worker]
+        slept = [lease for lease in self.silent.values() if lease.worker == event.worker]
         if self.ended:
             yield TellFinished(event.worker)
         elif event.worker in self.barred:
             yield TellQuarantined(event.worker, self.barred[event.worker])
         elif mine:
             yield SendTask(mine[0])
+        elif slept and (end := self.end_of_silence(slept[0])).resumed:
+            yield from (end, SendTask(end.lease))
         else:
+            yield from map(self.end_of_silence, slept)
             self.waiting.add(event.worker)
+
+    def end_of_silence(self, lease: Lease) -> EndSilence:
+        """A silent worker is heard of in a way that may give it its lease back: in time, and while there is room."""
+        hold_s = min(self.plan.silent_s, self.plan.lease_s)
+        in_time = self.at < lease.deadline + (self.plan.lease_s - hold_s)
+        resumed = in_time and self.room() and self.has_room(lease.device) and self.paced(lease)
+        if self.scheduler.group and lease.tau != self.t:
+            resumed = False
+        return EndSilence(replace(lease, deadline=self.at + hold_s) if resumed else lease, resumed)
 
     # --- what a push must be answered --------------------------------------------------------------------------------
 
     def answers_to(self, event: UpdateArrived) -> list[AnswerPush]:
         answer = partial(AnswerPush, event.worker, event.task)
-        if not (event.task in self.open or event.task in self.late or event.task in self.answers):
+        if not (event.task in self.open or self.is_late(event.task) or event.task in self.answers):
             return [answer(Outcome.UNKNOWN_TASK)]
         if self.sent[event.task].worker != event.worker:
             return [answer(Outcome.NOT_YOURS)]
@@ -333,7 +403,10 @@ class Watched:
     def squeezes(self, event: UpdateArrived, outcome: Outcome) -> bool:
         """A late push may be refused under `pace` for the sake of the open leases: nobody counted on it any more."""
         paced = self.plan.staleness_policy == "pace" and outcome is Outcome.APPLIED
-        return paced and event.task in self.late and bool(self.open)
+        return paced and self.is_late(event.task) and bool(self.open)
+
+    def is_late(self, task: int) -> bool:
+        return task in self.late or task in self.silent
 
     def outcome(self, event: UpdateArrived, staleness: int) -> Outcome:
         stale = staleness > self.bound()
@@ -391,8 +464,10 @@ class Watched:
                 assert (lease, lease.worker) == (self.open[lease.task], event.worker)
             case SendTask(lease):
                 self.granted(lease)
-            case ReleaseTask(lease, revoked):
-                self.released(event, lease, revoked=revoked)
+            case ReleaseTask(lease, revoked, silent):
+                self.released(event, lease, revoked=revoked, silent=silent)
+            case EndSilence(lease, resumed):
+                self.heard_again(event, lease, resumed=resumed)
             case MixUpdate(decision):
                 assert answer is not None
                 assert decision == answer.decision
@@ -432,12 +507,14 @@ class Watched:
         scheduler, device = self.scheduler, self.device_of.get(lease.worker, lease.worker)
         number = sum(earlier.device == device for earlier in self.sent.values())
         gamma = scheduler.gamma(self.t, self.evaluations) if scheduler.gamma else None
-        deadline = self.at + self.plan.lease_s
+        deadline = self.at + min(self.plan.silent_s, self.plan.lease_s)
         h = lease.local_iterations
         expected = Lease(len(self.sent) + 1, lease.worker, device, number, self.t, self.at, deadline, h, gamma)
         assert lease == expected
         assert (scheduler.local_iterations_min or 0) <= (h or 0) <= (scheduler.local_iterations_max or 0)
         assert not self.ended
+        assert not self.paused
+        assert lease.worker not in {silent.worker for silent in self.silent.values()}
         assert lease.worker in self.waiting
         assert lease.worker not in self.barred
         assert self.can_take(lease.worker)
@@ -451,9 +528,12 @@ class Watched:
         self.open[lease.task] = self.sent[lease.task] = lease
 
     def can_take(self, worker: int) -> bool:
-        device, most = self.device_of.get(worker, worker), self.plan.tasks_per_device
         if not self.case.available(worker, self.at) or worker in {lease.worker for lease in self.open.values()}:
             return False
+        return self.has_room(self.device_of.get(worker, worker))
+
+    def has_room(self, device: int) -> bool:
+        most = self.plan.tasks_per_device
         members = {decision.lease.device for decision in self.group} | {lease.device for lease in self.open.values()}
         if self.scheduler.group and device in members:
             return False  # a device is once in a group
@@ -464,20 +544,24 @@ class Watched:
             return self.t == self.decided and len(self.open) + len(self.group) < self.scheduler.quota
         return len(self.open) < self.plan.in_flight_max
 
-    def paced(self) -> bool:
-        """(t - tau_oldest) + other leases in flight + arrived but unmixed + 1 <= staleness_max, for the oldest."""
+    def paced(self, again: Lease | None = None) -> bool:
+        """(t - tau_oldest) + other leases in flight + arrived but unmixed + 1 <= staleness_max, for the oldest.
+
+        Of one more lease: a new one, or a silent one that is to be opened again.
+        """
         if self.plan.staleness_policy != "pace":
             return True
         unmixed = self.applied - self.mixed
         if not self.open:
-            return unmixed <= self.bound()
-        oldest = min(lease.tau for lease in self.open.values())
+            return unmixed + (self.t - again.tau if again else 0) <= self.bound()
+        oldest = min(lease.tau for lease in [*self.open.values(), *([again] if again else [])])
         return (self.t - oldest) + (len(self.open) - 1) + unmixed + 1 <= self.bound()
 
-    def released(self, event: Event, lease: Lease, *, revoked: bool) -> None:
+    def released(self, event: Event, lease: Lease, *, revoked: bool, silent: bool) -> None:
         assert lease == self.open[lease.task]
         if not revoked:
             ran_out = isinstance(event, TimePassed) and lease.deadline <= event.at
+            assert silent == (ran_out and self.plan.silent_s < inf)
             left = isinstance(event, WorkerLeft | LeaseReturned) and lease.worker == event.worker
             assert ran_out or (left and getattr(event, "task", lease.task) == lease.task)
         elif lease.worker in self.barred:
@@ -491,6 +575,25 @@ class Watched:
             assert not self.paced()
             assert self.at - lease.granted_at >= self.plan.pace_wait_s
         del self.open[lease.task]
+        if silent:
+            self.silent[lease.task] = lease
+        else:
+            self.remember_late(lease, revoked=revoked)
+
+    def heard_again(self, event: Event, lease: Lease, *, resumed: bool) -> None:
+        silent = self.silent.pop(lease.task)
+        if isinstance(event, HeartbeatArrived | TaskRequested):
+            assert event.task == lease.task if isinstance(event, HeartbeatArrived) else event.worker == lease.worker
+        else:  # it left, handed its task back or was quarantined
+            assert getattr(event, "worker", None) == lease.worker
+            assert not resumed
+        if resumed:
+            assert lease == self.renew(silent)
+        else:
+            assert lease == silent
+            self.remember_late(lease, revoked=lease.worker in self.barred)
+
+    def remember_late(self, lease: Lease, *, revoked: bool) -> None:
         self.late[lease.task] = revoked
         if len(self.late) > self.plan.released_kept:
             self.late.popitem(last=False)
@@ -498,7 +601,7 @@ class Watched:
     def decide(self, decision: Decision) -> None:
         mix = decision.mix
         assert isinstance(mix, Mix)
-        if decision.lease.task in self.late:
+        if self.is_late(decision.lease.task):
             self.squeezed |= self.open.keys()
         self.memory = self.memory_after
         self.distances += [] if self.distance_after is None else [self.distance_after]
@@ -543,6 +646,7 @@ class Watched:
     def close(self, decision: Decision) -> None:
         self.open.pop(decision.lease.task, None)
         self.late.pop(decision.lease.task, None)
+        self.silent.pop(decision.lease.task, None)
 
     # --- both accounts agree -----------------------------------------------------------------------------------------
 
@@ -561,9 +665,10 @@ class Watched:
                 assert not self.group, "the deadline of the group has passed"
                 self.group_due = event.at + plan.retry_after_s
         if isinstance(event, WorkerLeft):
-            assert event.worker not in {lease.worker for lease in self.open.values()}
+            assert event.worker not in {lease.worker for lease in [*self.open.values(), *self.silent.values()]}
         if isinstance(event, LeaseReturned):
-            assert all((lease.task, lease.worker) != (event.task, event.worker) for lease in self.open.values())
+            for lease in [*self.open.values(), *self.silent.values()]:
+                assert (lease.task, lease.worker) != (event.task, event.worker)
         assert not self.revoked or self.decided > decided_before
         self.revoked = False
         if self.scheduler.group and self.decided > decided_before:
@@ -571,8 +676,10 @@ class Watched:
         if self.t // plan.evaluate_every > t_before // plan.evaluate_every or (self.finished and self.t):
             assert self.t in self.asked, "an evaluation is due"
 
-    def check_conduct(self, event: Event, answer: AnswerPush | None, commands: list[Command], *, garbage: bool) -> None:
-        """Whoever was bad once too often was quarantined just now, and nobody else."""
+    def check_conduct(
+        self, event: Event, answer: AnswerPush | None, commands: list[Command], *, garbage: bool, to_bar: bool
+    ) -> None:
+        """Whoever was bad once too often, or barred, was quarantined just now, and nobody else."""
         worker, expected = getattr(event, "worker", -1), []
         outcome = answer.outcome if answer and answer.decision and not answer.repeated else None
         if outcome is Outcome.APPLIED:
@@ -580,13 +687,15 @@ class Watched:
         elif garbage or outcome in (Outcome.NOT_FINITE, Outcome.TOO_LARGE):
             self.bad[worker] = self.bad.get(worker, 0) + 1
             expected = [worker] if self.bad[worker] == self.plan.bad_updates_max else []
+        elif to_bar:
+            expected = [worker]
         quarantines = [command for command in commands if isinstance(command, Quarantine)]
         assert [command.worker for command in quarantines] == expected
         assert all(command.why == getattr(event, "why", command.why) for command in quarantines)
 
     def counts(self, event: BadUpdateArrived) -> bool:
         """Garbage counts for a task of the worker's own that is not answered, while anything is judged."""
-        known = event.task in self.open or event.task in self.late
+        known = event.task in self.open or self.is_late(event.task)
         return (
             known and self.sent[event.task].worker == event.worker and not (self.ended or event.worker in self.barred)
         )
@@ -597,9 +706,12 @@ class Watched:
         assert (c.t, c.t_decided, c.judge.decisions, c.applied) == (self.t, self.decided, self.sequence, self.applied)
         assert (c.mixed, c.queued, c.gradients) == (self.mixed, self.applied - self.mixed, self.gradients)
         assert (c.leases, dict(c.judge.memory)) == (self.open, dict(self.memory))
+        assert (c.silent, c.paused) == (self.silent, self.paused)
+        assert {task: revoked for task, (_, revoked) in c.released.items()} == self.late
         assert (bool(c.end_reason), c.finished) == (self.ended, self.finished)
         assert c.quarantined == self.barred
-        assert self.barred.keys().isdisjoint(self.waiting | {lease.worker for lease in self.open.values()})
+        having = {lease.worker for lease in [*self.open.values(), *self.silent.values()]}
+        assert self.barred.keys().isdisjoint(self.waiting | having)
         if self.plan.gate and self.plan.gate.median_max:
             assert list(c.judge.accepted) == pytest.approx(self.distances[-MEDIAN_OF:])
         assert self.finished == self.complete()
@@ -617,7 +729,7 @@ class Watched:
         assert self.wake <= min((lease.deadline for lease in self.open.values()), default=inf)
         assert self.wake <= self.plan.until_s
         assert self.wake <= max(self.group_due, self.at)
-        if not self.waiting or not self.room():
+        if self.paused or not self.waiting or not self.room():
             return
         patience = max(self.plan.retry_after_s, self.scheduler.trigger_every_s)
         if self.paced():
@@ -716,6 +828,54 @@ class Chaos(RuleBasedStateMachine):
     def heartbeat(self, which: int) -> None:
         task = self.a_task(which).task if self.run.sent else which
         self.run.feed(HeartbeatArrived(self.run.at, task))
+
+    @precondition(lambda self: self.run.plan.silent_s < inf and self.run.open)
+    @rule(beating=st.integers(0, 2))
+    def others_fall_silent(self, beating: int) -> None:
+        """The oldest leases show signs of life until the others have none for too long."""
+        lease = max(self.run.open.values(), key=lambda lease: lease.deadline)
+        for task in list(self.run.open)[:beating]:
+            self.run.feed(HeartbeatArrived(self.run.at, task))
+        self.run.feed(TimePassed(max(self.run.at, lease.deadline)))
+
+    @precondition(lambda self: self.run.silent)
+    @rule(which=WHICH, how=st.integers(0, 5))
+    def come_back(self, which: int, how: int) -> None:
+        silent = list(self.run.silent.values())
+        lease = silent[which % len(silent)]
+        match how:
+            case 0:
+                self.ask(lease.worker)
+            case 1:
+                self.run.push(lease)
+            case 2:
+                self.leave(lease.worker)
+            case 3:
+                self.run.feed(LeaseReturned(self.run.at, lease.worker, lease.task))
+            case _:
+                self.run.feed(HeartbeatArrived(self.run.at, lease.task))
+
+    @rule()
+    def pause(self) -> None:
+        self.run.feed(RunPaused(self.run.at))
+
+    @rule()
+    def resume(self) -> None:
+        self.run.feed(RunResumed(self.run.at))
+
+    @precondition(lambda self: self.run.paused)
+    @rule()
+    def resume_soon(self) -> None:
+        """So that most of what happens does not happen while the run is paused."""
+        self.run.feed(RunResumed(self.run.at))
+
+    @rule(worker=WHO)
+    def bar(self, worker: int) -> None:
+        self.run.feed(WorkerBarred(self.run.at, worker, "an operator said so"))
+
+    @rule()
+    def restart_the_server(self) -> None:
+        self.run.feed(ServerRestarted(self.run.at))
 
     @precondition(lambda self: self.run.open)
     @rule(which=WHICH, size=st.integers(1, 4), again=st.booleans())

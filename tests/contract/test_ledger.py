@@ -27,6 +27,7 @@ from offbeat.protocol.messages import (
     BadUpdateArrived,
     Command,
     Decision,
+    EndSilence,
     Evaluated,
     EvaluateModel,
     Event,
@@ -42,6 +43,9 @@ from offbeat.protocol.messages import (
     Quarantine,
     ReleaseTask,
     RequestEnded,
+    RunExtended,
+    RunPaused,
+    RunResumed,
     SendTask,
     ServerRestarted,
     Spent,
@@ -54,6 +58,7 @@ from offbeat.protocol.messages import (
     VersionPublished,
     WakeAt,
     WorkerBarred,
+    WorkerDeclared,
     WorkerJoined,
     WorkerLeft,
     WorkerReadmitted,
@@ -116,8 +121,26 @@ STORIES: list[tuple[Event, list[Command], list[dict[str, Any]]]] = [
         [],
         [{"kind": "loss_accepted", "detail": '{"tasks": 7, "dropped": 2, "what": "it ends"}'}],
     ),
+    (RunPaused(9.0), [], [{"kind": "run_paused"}]),
+    (RunResumed(9.0), [], [{"kind": "run_resumed"}]),
+    (
+        RunExtended(9.0, 50, None, 12.5, "loss<=0.1", 7),
+        [],
+        [
+            {
+                "kind": "extended",
+                "detail": '{"epochs": 50, "gradients": null, "until_s": 12.5, "target": "loss<=0.1", "handled": 7}',
+            }
+        ],
+    ),
     (WorkerBarred(9.0, 3, "odd"), [], [{"kind": "barred", "worker": 3, "detail": '{"why": "odd"}'}]),
     (WorkerReadmitted(9.0, 3), [], [{"kind": "readmitted", "worker": 3}]),
+    (
+        WorkerDeclared(9.0, 3, 50, "ba5e"),
+        [],
+        [{"kind": "declared", "worker": 3, "samples": 50, "detail": '{"base": "ba5e"}'}],
+    ),
+    (WorkerDeclared(9.0, 3), [], [{"kind": "declared", "worker": 3, "detail": '{"base": ""}'}]),
     (LeaseReturned(9.0, 3, 7), [], [{"kind": "returned", "worker": 3, "task": 7}]),
     (WorkerLeft(9.0, 3), [], [{"kind": "left", "worker": 3}]),
     (TaskRequested(9.0, 3), [], [{"kind": "requested", "worker": 3}]),
@@ -148,6 +171,11 @@ STORIES: list[tuple[Event, list[Command], list[dict[str, Any]]]] = [
         [PUSHED | {"kind": "arrived", "samples": 50, "gradients": 10, "finite": 1, "detail": '{"base_gone": true}'}],
     ),
     (
+        UpdateArrived(9.0, 3, 7, 50, 10, largest=1e20),
+        [],
+        [PUSHED | {"kind": "arrived", "samples": 50, "gradients": 10, "finite": 1, "detail": '{"largest": 1e+20}'}],
+    ),
+    (
         UpdateArrived(9.0, 3, 7, 50, 10, spent=Spent(0.5, 2.0, 0.25)),
         [],
         [
@@ -161,6 +189,8 @@ STORIES: list[tuple[Event, list[Command], list[dict[str, Any]]]] = [
             SendTask(LEASE),
             ReleaseTask(LEASE, revoked=True),
             ReleaseTask(LEASE, revoked=False),
+            ReleaseTask(LEASE, revoked=False, silent=True),
+            EndSilence(LEASE, resumed=True),
             AnswerPush(3, 7, Outcome.BUSY, retry_after_s=1.0),
             AnswerPush(3, 7, Outcome.UNKNOWN_TASK),
             AnswerPush(3, 7, Outcome.NOT_YOURS),
@@ -173,6 +203,8 @@ STORIES: list[tuple[Event, list[Command], list[dict[str, Any]]]] = [
             OF_LEASE | {"kind": "leased"},
             OF_LEASE | {"kind": "released", "detail": '{"revoked": true}'},
             OF_LEASE | {"kind": "released", "detail": '{"revoked": false}'},
+            OF_LEASE | {"kind": "released", "detail": '{"revoked": false, "silent": true}'},
+            OF_LEASE | {"kind": "heard_again", "detail": '{"resumed": true}'},
             PUSHED | {"kind": "busy", "outcome": "busy"},
             PUSHED | {"kind": "unknown", "outcome": "unknown_task"},
             PUSHED | {"kind": "not_yours", "outcome": "not_yours"},
@@ -212,13 +244,20 @@ def test_every_message_has_its_row_and_nothing_else(tmp_path: Path) -> None:
             ledger.record(event, commands)
         found = [{name: value for name, value in row._asdict().items() if value is not None} for row in ledger.rows()]
     assert found == [{"sequence": n, "at": 9.0, **row} for n, row in enumerate(expected, 1)]
-    assert {row["kind"] for row in expected} == set(KINDS) - {"lost", "truncated"}
+    assert {row["kind"] for row in expected} == set(KINDS) - {"lost", "truncated", "task_accepted"}
 
 
 def test_what_was_lost_is_recorded(ledger: Ledger) -> None:
     ledger.record_lost(3.0, task=7, decision=12)
     (row,) = ledger.rows("lost")
     assert (row.at, row.task, row.decision) == (3.0, 7, 12)
+    assert as_event(row) is None
+
+
+def test_a_task_that_was_accepted_is_recorded(ledger: Ledger) -> None:
+    ledger.record_task_accepted(3.0, 14, "line.py:task 0123")
+    (row,) = ledger.rows("task_accepted")
+    assert (row.at, row.t, row.detail) == (3.0, 14, '{"task": "line.py:task 0123"}')
     assert as_event(row) is None
 
 

@@ -130,7 +130,7 @@ def settled(running: Running, t: int) -> dict[str, Any]:
 def test_a_served_run_is_reported_while_it_runs_and_after_it_stopped(tmp_path: Path) -> None:
     with troubled(tmp_path) as (running, _):
         status = settled(running, 12)
-        running.server.context.troubles["evaluation"] = "version 7 could not be <evaluated>"
+        running.server.context.troubles.note("evaluation", "version 7 could not be <evaluated>")
         page = reported(running.folder, tmp_path / "live.html")
     for key in ("t", "applied"):
         assert page.fact(key) == status[key]

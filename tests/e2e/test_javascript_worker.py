@@ -181,7 +181,10 @@ def test_a_full_server_is_pushed_to_again_after_retry_after(tmp_path: Path, data
     with served(tmp_path, {"epochs": 1, "retry_after_s": 0.2}, uploads_max=1) as running:
         other = Worker(running, "other", device=1)
         task = other.lease()["task"]
-        with Line(running, put(other, task, bytes(500))) as upload, node(running.url, data, 0) as worker:
+        with (
+            Line(running, put(other, task, bytes(500), Offbeat_Samples=200)) as upload,
+            node(running.url, data, 0) as worker,
+        ):
             assert worker.stderr is not None
             refused = worker.stderr.readline()  # the only place for uploads is taken
             assert re.match(r"503 not_now: too many uploads are under way.* \(trying again in [0-9.]+ s\)", refused)

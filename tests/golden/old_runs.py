@@ -120,6 +120,7 @@ def resumed_server(folder: Path) -> dict[str, Any]:
             worker = Worker(running, "after")
             for _ in range(status["t"], status["epochs"]):
                 worker.work(STEP)
+                settled(running)  # on a busy machine the next lease would not wait for the mixing
         until((folder / RUN / "summary.json").exists)
     summary = json.loads((folder / RUN / "summary.json").read_text())
     return {"found": found, "summary": without_moment(summary)}

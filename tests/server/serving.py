@@ -149,6 +149,8 @@ def serving(
     drop_damaged: bool = False,
     accept_loss: bool = False,
     log_events: str | None = None,
+    exit_when_finished: bool = False,
+    accept_changed_task: bool = False,
 ) -> Iterator[Running]:
     """A server of a task whose text is given; the run is in folder/run, and a second time it goes on."""
     file = folder / "line.py"
@@ -163,6 +165,8 @@ def serving(
         drop_damaged=drop_damaged,
         log_events=log_events,
         accept_loss=accept_loss,
+        exit_when_finished=exit_when_finished,
+        accept_changed_task=accept_changed_task,
     )
     loop = asyncio.new_event_loop()
     try:

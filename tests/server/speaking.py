@@ -77,7 +77,7 @@ class Line:
 
 def head(method: str, path: str, headers: Mapping[str, Any] | None = None, *, close: bool = False) -> bytes:
     """The first lines of a request."""
-    fields = {"Host": "here", **({"Connection": "close"} if close else {}), **(headers or {})}
+    fields = {"Host": "localhost", **({"Connection": "close"} if close else {}), **(headers or {})}
     return "\r\n".join([f"{method} {path} HTTP/1.1", *(f"{k}: {v}" for k, v in fields.items()), "", ""]).encode(
         "latin-1"
     )

@@ -16,7 +16,6 @@ from offbeat.errors import InvalidValue
 from offbeat.server import certificates
 from offbeat.server.access import TOKENS, Right, Role, TokenBook
 from offbeat.server.app import ROUTES
-from offbeat.server.listener import SILENT
 from offbeat.server.settings import AccessSettings, ServerSettings
 from offbeat.worker.settings import trusted
 from tests.server.serving import PATIENCE_S, Answered, Running, Worker, serving
@@ -216,7 +215,10 @@ def test_a_book_that_cannot_be_read_lets_nobody_in(tmp_path: Path) -> None:
         answer = until(lambda: eye.call("GET", "/v1/status"), lambda answer: answer.status != 200)
         told = refused(answer, 503, "not_now")
         assert str(tmp_path) not in told["message"]
+        troubles = running.server.context.troubles
+        assert "tokens cannot be read" in str(troubles.text)
         book.path.write_bytes(good)
+        until(lambda: troubles.text is None)
         until(lambda: eye.call("GET", "/v1/status").status, lambda status: status == 200)
     book.path.write_bytes(b"{}")
     with (
@@ -306,24 +308,25 @@ def test_old_tls_and_no_tls_are_refused(guarded: Guarded) -> None:
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     assert replace(guarded.by("eye"), trust=old).call("GET", "/v1/status").status == 200
     with Line(guarded.running, head("GET", "/v1/health")) as line:
-        assert line.is_closed()
+        refused(line.answer(), 426, "wrong_scheme")
+        assert line.ended().is_closed()
 
 
 def test_who_shakes_hands_late_or_never_and_says_nothing_takes_no_place(tmp_path: Path) -> None:
     certificates.make(tmp_path / "access", ["localhost"])
     TokenBook.begin(tmp_path / "access" / TOKENS)
     trust = trusted(tmp_path / "access" / certificates.CA_CERT)
-    limits = {"head_s": 0.7, "connections_max": 6}
+    limits = {"head_s": 0.7, "connections_max": 6, "connections_share": 1.0}
     with serving(tmp_path, None, limits, access=AccessSettings(folder=tmp_path / "access")) as running:
         never, late = [Line(running) for _ in range(5)], Line(running)
-        until(lambda: len(running.server.app[SILENT]) == 6)
+        until(lambda: len(running.server.listener.places) == 6)
         with Line(running) as one_too_many:
             assert one_too_many.is_closed()
         assert all(line.is_closed() for line in never), "whoever does not shake hands"
         with suppress(OSError), trust.wrap_socket(late.socket, server_hostname="localhost") as handshaken:
             handshaken.settimeout(PATIENCE_S)
             assert handshaken.recv(1) == b"", "whoever does so late, if it can at all"
-        until(lambda: not running.server.app[SILENT])
+        until(lambda: not len(running.server.listener.places))
         with Line(running, tls=trust) as silent:
             assert silent.is_closed(), "whoever shakes hands and says nothing"
         for line in (*never, late):

@@ -217,7 +217,7 @@ class Crowd:
     ) -> Any:
         reader, writer = line
         writer.write(
-            f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{head}\r\n".encode() + body
+            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n{head}\r\n".encode() + body
         )
         await writer.drain()
         lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")

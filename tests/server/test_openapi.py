@@ -204,7 +204,8 @@ MODES = [
 ]
 """There is nothing that could be wrong about a call without parameters."""
 CHANCE = {
-    "join": {201, 400, 426},  # a device beyond those of this run; another protocol
+    "declare": {204, 400, 409},  # 1.0 for a whole number; the base of another model
+    "join": {201, 400, 409, 426},  # likewise; a device beyond those of this run; another protocol
     "pull": {200, 206, 304, 404, 410, 416},
     "pull_of_run": {200, 206, 304, 404, 410, 416},
     "push": {200, 400, 409, 413, 422},  # whatever the bytes, they are hardly ever a model

@@ -366,7 +366,7 @@ def test_a_full_disk_is_said_and_everything_goes_on_once_there_is_room(
             for _ in range(2):
                 refused(worker.push(task, DATA), 507, "disk_full")
             assert running.call("GET", "/v1/models/latest").status == 200
-            assert running.status()["trouble"] is None
+            assert "make room on the disk" in running.status()["trouble"]
         assert not len(running.server.app[UPLOADS])
     taken = running.status()["disk_bytes"]
     assert worker.push(task, DATA).json["outcome"] == "applied"
@@ -383,7 +383,7 @@ def test_another_trouble_with_the_disk_is_no_bad_update(
     with untouched(running), monkeypatch.context() as patch:
         patch.setattr(Output, "write", broken)
         answer = worker.push(task, DATA)
-        refused(answer, answer.status, {500: "internal", 507: "disk_full"}[answer.status])
+        refused(answer, answer.status, {503: "not_now", 507: "disk_full"}[answer.status])
     assert worker.push(task, DATA).json["outcome"] == "applied"
 
 

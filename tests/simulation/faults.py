@@ -1,18 +1,20 @@
-"""Owns fault injection: messages lost, doubled, delayed, reordered; workers that die, leave or push NaN; a server that
-is too slow and tells workers to come back, or restarts.
+"""Owns fault injection: messages lost, doubled, delayed, reordered; workers that die, leave, fall silent and come back
+in time, late or never, or push NaN; a server that is too slow and tells workers to come back, is paused, or restarts.
 
 Rules kept here:
 - One seed draws the whole plan: settings, rates, every single fault. To replay it:
   `python -m tests.simulation.faults SEED`.
-- Safety first: after every event the invariants hold, every task is decided on at most once, and what was applied is
-  what an independent count says. Then liveness: the faults stop, and training must finish.
+- Safety first: after every event the invariants hold, every task is decided on at most once, no lease is lost, and
+  what was applied is what an independent count says. Then liveness: the faults stop, and training must finish.
 - A restarted server is a new coordinator led through the recorded events; it must stand where the old one stood.
+- A kind of fault draws under a key of its own, so that adding one leaves the draws of the others as they were.
 """
 
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 
@@ -24,9 +26,26 @@ from offbeat.core.staleness import polynomial
 from offbeat.errors import InvariantBroken
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.dispatch import Available
-from offbeat.protocol.messages import AnswerPush, Command, Event, Lease, MixUpdate, Outcome, TaskRequested, WorkerLeft
+from offbeat.protocol.messages import (
+    AnswerPush,
+    Command,
+    EndSilence,
+    Event,
+    HeartbeatArrived,
+    Lease,
+    MixUpdate,
+    Outcome,
+    ReleaseTask,
+    RunPaused,
+    RunResumed,
+    SendTask,
+    ServerRestarted,
+    TaskRequested,
+    WorkerLeft,
+)
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
+from offbeat.protocol.snapshot import snapshot
 from offbeat.sim.devices import device_model
 from offbeat.sim.engine import Engine
 from offbeat.sim.event_sources import Arrival, Happening, SimulatedFleet
@@ -35,7 +54,7 @@ from offbeat.sim.plane import Plane
 from offbeat.task import Trained, Work, start
 from tests.simulation.invariants import check, story_of
 
-FAULT, BROKEN = 0x6661_756C, 0x6272_6F6B
+FAULT, BROKEN, SILENT, PAUSED, RESTARTED = 0x6661_756C, 0x6272_6F6B, 0x7369_6C65, 0x7061_7573, 0x7265_7374
 BROKEN_RATE = 0.03
 DEVICES, EPOCHS = 12, 60
 CALM_AT = 40.0
@@ -60,13 +79,58 @@ class Pull:
 class Faulty(SimulatedFleet):
     """A fleet whose messages and workers fail until `CALM_AT`."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, plan: Plan) -> None:
         super().__init__(DEVICES, device_model("lognormal:1", seed), seed=seed)
-        self._number = 0
+        self._number = self._silences = 0
         self.rate = 0.5 * self._draw()
+        self.lease_s, self.silent_s = plan.lease_s, plan.silent_s
+
+    def opening(self) -> Iterator[Happening]:
+        """The run is paused and resumed now and then, also twice or at the same time."""
+        yield from super().opening()
+        for n in range(draws.below(4, self.seed, PAUSED, 0)):
+            begin = 1.5 * CALM_AT * draws.uniform(self.seed, PAUSED, 1, n)
+            yield RunPaused(begin)
+            yield RunResumed(begin + 8 * draws.uniform(self.seed, PAUSED, 2, n))
 
     def started(self, lease: Lease, at: float) -> Iterator[Happening]:
-        """The update may come late, twice, long after its lease ran out, or not at all."""
+        """The update may come late, twice, long after its lease ran out, or not at all; its worker may be silent."""
+        happenings = list(self._started(lease, at))
+        yield from happenings
+        if self.silent_s < inf:
+            until = min((one.at for one in happenings if isinstance(one, Arrival)), default=at)
+            yield from self._heard(lease, at, until)
+
+    def _heard(self, lease: Lease, at: float, done: float) -> Iterator[Happening]:
+        """Heartbeats until the task is done, unless the worker is silent from some moment on."""
+        if at >= CALM_AT or self._silence() >= self.rate:
+            yield from self._beats(lease, at, done)
+            return
+        silent = at + (done - at) * self._silence()
+        yield from self._beats(lease, at, silent)
+        match int(self._silence() * 5):
+            case 0:  # it is back while its lease may be opened again
+                back = silent + self.silent_s * (1 + 2 * self._silence())
+                yield from (HeartbeatArrived(back, lease.task, lease.worker), *self._beats(lease, back, done))
+            case 1:  # it is back about when the lease is over
+                back = silent + self.lease_s * (0.5 + self._silence())
+                yield from (HeartbeatArrived(back, lease.task, lease.worker), *self._beats(lease, back, done))
+            case 2:  # it asks, as if it had no task
+                yield TaskRequested(silent + self.silent_s * (1 + 2 * self._silence()), lease.worker)
+            case 3:  # one sign of life, and then none for a second time
+                yield HeartbeatArrived(silent + self.silent_s * (1 + self._silence()), lease.task, lease.worker)
+            case _:  # nothing is heard but its push, if there is one
+                pass
+
+    def _beats(self, lease: Lease, begin: float, until: float) -> Iterator[Happening]:
+        for n in range(1, int((until - begin) / (self.silent_s / 3)) + 1):
+            yield HeartbeatArrived(begin + n * self.silent_s / 3, lease.task, lease.worker)
+
+    def _silence(self) -> float:
+        self._silences += 1
+        return draws.uniform(self.seed, SILENT, 1, self._silences)
+
+    def _started(self, lease: Lease, at: float) -> Iterator[Happening]:
         for happening in super().started(lease, at):
             if not isinstance(happening, Arrival) or not self._fault(at):
                 yield happening
@@ -118,7 +182,13 @@ class Watch:
     """The answers of `available`, in order: the coordinator's only other input."""
     applied: dict[int, int] = field(default_factory=dict)
     duplicates: int = 0
+    restarts: int = 0
     outcomes: Counter[Outcome] = field(default_factory=Counter)
+    decided: set[int] = field(default_factory=set)
+    leases: dict[int, str] = field(default_factory=dict)
+    """Where the lease of every task is that was not decided on: open, silent or released; in the order of release."""
+    silences: Counter[str] = field(default_factory=Counter)
+    """How they ended: resumed, given away, pushed."""
 
     def record(self, event: Event, commands: list[Command]) -> None:
         """Check one event and its commands."""
@@ -130,6 +200,37 @@ class Watch:
             if isinstance(command, AnswerPush):
                 self.duplicates += command.repeated
                 self.outcomes[command.outcome] += 1
+            self._follow(command)
+        self._no_lease_is_lost()
+
+    def _follow(self, command: Command) -> None:
+        """Keep an account of the leases by what is commanded alone."""
+        match command:
+            case SendTask(lease):
+                self.leases[lease.task] = "open"
+            case ReleaseTask(lease, _, silent):
+                del self.leases[lease.task]
+                self.leases[lease.task] = "silent" if silent else "released"
+            case EndSilence(lease, resumed):
+                self.silences["resumed" if resumed else "given away"] += 1
+                del self.leases[lease.task]
+                self.leases[lease.task] = "open" if resumed else "released"
+            case AnswerPush(task=task, decision=decision, repeated=False) if decision is not None:
+                if task in self.decided:
+                    raise InvariantBroken(f"task {task} was decided on twice: {decision}")
+                self.decided.add(task)
+                self.silences["pushed"] += self.leases.pop(task) == "silent"
+
+    def _no_lease_is_lost(self) -> None:
+        c = self.coordinator
+        released = [task for task, where in self.leases.items() if where == "released"]
+        for task in released[: max(0, len(released) - c.plan.released_kept)]:
+            del self.leases[task]
+        found = (
+            dict.fromkeys(c.leases, "open") | dict.fromkeys(c.silent, "silent") | dict.fromkeys(c.released, "released")
+        )
+        if found != self.leases:
+            raise InvariantBroken(f"leases are {found}, but were made {self.leases}\n" + "\n".join(c.latest(3)))
 
     def _mixed(self, command: MixUpdate) -> None:
         decision = command.decision
@@ -147,9 +248,12 @@ def configuration(seed: int) -> tuple[Rule, Plan, Scheduler]:
     """Settings drawn by the seed."""
     policies = ("weigh", "reject", "pace")
     policy = policies[draws.below(3, seed, FAULT, 0, 1)]
+    lease_s = 2.0 + 10 * draws.uniform(seed, FAULT, 0, 3)
+    part = 0.1 + draws.uniform(seed, SILENT, 0, 1)
     plan = Plan(
         in_flight_max=1 + draws.below(8, seed, FAULT, 0, 2),
-        lease_s=2.0 + 10 * draws.uniform(seed, FAULT, 0, 3),
+        lease_s=lease_s,
+        silent_s=part * lease_s if draws.below(3, seed, SILENT, 0, 2) else inf,
         queue_max=1 + draws.below(4, seed, FAULT, 0, 4),
         staleness_policy=policy,  # type: ignore[arg-type]
         staleness_max=None if policy == "weigh" else 1 + draws.below(8, seed, FAULT, 0, 5),
@@ -174,7 +278,7 @@ def configuration(seed: int) -> tuple[Rule, Plan, Scheduler]:
 def run(seed: int) -> Watch:
     """One faulty run; raises if it breaks a rule or does not finish."""
     rule, plan, scheduler = configuration(seed)
-    source, task = Faulty(seed), Pull()
+    source, task = Faulty(seed, plan), Pull()
     answers: list[bool] = []
 
     def available(worker: int, at: float) -> bool:
@@ -194,7 +298,10 @@ def run(seed: int) -> Watch:
                 raise InvariantBroken(f"not finished after {EVENTS_MAX} events, at epoch {watch.coordinator.t}")
             if engine.handled > restart_after:
                 restart_after += 400
+                watch.restarts += 1
                 engine.coordinator = watch.coordinator = _restarted(watch, seed, available)
+                if draws.below(2, seed, RESTARTED, engine.handled):
+                    _connect_again(engine)
     if watch.coordinator.t < EPOCHS:
         raise InvariantBroken(f"no event was left at epoch {watch.coordinator.t} of {EPOCHS}")
     return watch
@@ -206,17 +313,21 @@ def _restarted(watch: Watch, seed: int, available: Available) -> Coordinator:
     new = Coordinator(old.rule, old.plan, old.scheduler, seed=seed, available=lambda _worker, _at: next(said))
     for event in watch.events:
         new.handle(event)
-    for part, names in (
-        ("coordinator", ("t", "t_decided", "applied", "mixed", "gradients", "leases", "released")),
-        ("judge", ("decisions", "memory", "answers")),
-    ):
-        ours, theirs = (new, old) if part == "coordinator" else (new.judge, old.judge)
-        for name in names:
-            found, wanted = getattr(ours, name), getattr(theirs, name)
-            if found != wanted:
-                raise InvariantBroken(f"after a restart {part}.{name} is {found!r} but was {wanted!r}")
+    found, wanted = snapshot(new), snapshot(old)
+    for name in wanted:
+        if found[name] != wanted[name]:
+            raise InvariantBroken(f"after a restart {name} is {found[name]!r} but was {wanted[name]!r}")
     new.dispatcher.available = available
     return new
+
+
+def _connect_again(engine: Engine) -> None:
+    """The server says that it was restarted, and the workers that waited ask again."""
+    c = engine.coordinator
+    waiting = [worker for worker in range(DEVICES) if worker in c.idle]
+    engine.feed(ServerRestarted(c.at))
+    for worker in waiting:
+        engine.feed(TaskRequested(c.at, worker))
 
 
 def main(arguments: list[str]) -> None:
@@ -224,8 +335,10 @@ def main(arguments: list[str]) -> None:
     watch = run(int(arguments[0]))
     c = watch.coordinator
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(watch.outcomes.items()))
+    silences = ", ".join(f"{count} {end}" for end, count in sorted(watch.silences.items()))
     sys.stdout.write(
-        f"seed {arguments[0]}: {c.t} epochs, {len(watch.events)} events, {watch.duplicates} repeated; {outcomes}\n"
+        f"seed {arguments[0]}: {c.t} epochs, {len(watch.events)} events, {watch.duplicates} repeated; {outcomes}"
+        f"; silent leases: {silences or 'none'}\n"
     )
 
 

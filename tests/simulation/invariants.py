@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from math import inf
 
 from offbeat.errors import InvariantBroken
 from offbeat.protocol.coordinator import STORY_LENGTH, Coordinator
@@ -23,12 +24,15 @@ def _invariants(c: Coordinator) -> Iterator[tuple[str, bool]]:
     plan, scheduler = c.plan, c.scheduler
     workers = [lease.worker for lease in c.leases.values()]
     devices = [lease.device for lease in c.leases.values()]
+    asleep = [lease.worker for lease in c.silent.values()]
     most = max((devices.count(device) for device in set(devices)), default=0)
     yield "t counts published versions", 0 <= c.t <= c.t_decided
     yield (
         "a version that is decided on and not published waits in the queue",
         c.t == c.t_decided or c.queued > 0 or (bool(scheduler.group)),
     )
+    yield "a finished or failed run has a reason", bool(c.end_reason) or not (c.finished or c.failed)
+    yield "what reached the target is a published version", c.result_t is None or c.result_t <= c.t
     yield "the queue is bounded", 0 <= c.queued <= plan.queue_max
     yield "every applied update was decided on", c.mixed <= c.applied <= c.judge.decisions
     yield "a worker has one open lease", len(set(workers)) == len(workers)
@@ -36,6 +40,19 @@ def _invariants(c: Coordinator) -> Iterator[tuple[str, bool]]:
     yield "tasks_per_device holds", plan.tasks_per_device is None or most <= plan.tasks_per_device
     yield "an answered task has no open lease", not c.leases.keys() & c.judge.answers.keys()
     yield "a released lease is not open", not c.leases.keys() & c.released.keys()
+    yield "open leases are in the order of their grant", list(c.leases) == sorted(c.leases)
+    yield "a silent lease is neither open nor released", not c.silent.keys() & (c.leases.keys() | c.released.keys())
+    yield "an answered task is not silent", not c.silent.keys() & c.judge.answers.keys()
+    yield "a worker has one lease, open or silent", len({*workers, *asleep}) == len(workers) + len(asleep)
+    yield (
+        "who is silent does not wait, and is not quarantined",
+        not any(w in c.idle or w in c.quarantined for w in asleep),
+    )
+    yield "only where it is set a worker is silent", not asleep or plan.silent_s < inf
+    yield (
+        "every lease is found under its worker",
+        all(map(c.book.of_worker, workers)) and all(map(c.book.silent_of, asleep)),
+    )
     yield "an answered task is not waiting for a late push", not c.released.keys() & c.judge.answers.keys()
     yield "who has a lease does not wait", not any(worker in c.idle for worker in workers)
     yield (

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from offbeat.protocol.messages import Outcome
+from offbeat.protocol.messages import Outcome, RunPaused, RunResumed, ServerRestarted
 from tests.simulation import faults
 
 SEEDS = range(200)
@@ -28,6 +28,12 @@ def test_the_plans_differ_and_the_faults_really_happen() -> None:
     for outcome in (Outcome.BUSY, Outcome.NOT_FINITE, Outcome.TOO_STALE, Outcome.UNKNOWN_TASK):
         assert seen[outcome] > 10, outcome
     assert len({faults.configuration(seed)[1].staleness_policy for seed in SEEDS}) == 3
+    silences = sum((watch.silences for watch in watches), Counter[str]())
+    for end in ("resumed", "given away", "pushed"):
+        assert silences[end] > 10, end
+    kinds = Counter(type(event) for watch in watches for event in watch.events)
+    assert kinds[RunPaused] == kinds[RunResumed] > 10
+    assert kinds[ServerRestarted] > 10
 
 
 def test_a_failure_tells_how_to_replay_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -397,10 +397,10 @@ def test_init_shows_every_token_once_and_how_to_go_on(tmp_path: Path) -> None:
         assert entry is not None
         assert (entry.name, entry.role) == (name, role)
     lines = [line.strip() for line in result.stdout.splitlines()]
-    assert f"offbeat serve TASK --access '{folder}' --host 0.0.0.0" in lines
+    assert f"offbeat serve TASK --access '{folder}' --host 0.0.0.0 --settings '{folder}/settings.toml'" in lines
     work = f"offbeat work TASK --server https://fed.example.org:7733 --ca '{folder}/ca.pem' --token {rows[3][2]}"
     assert work in lines
-    files = {path.name: mode(path) & 0o077 for path in folder.iterdir() if path.suffix != ".pem"}
+    files = {path.name: mode(path) & 0o077 for path in folder.iterdir() if path.suffix not in (".pem", ".toml")}
     assert files == {"ca.key": 0, "server.key": 0, "tokens.json": 0}
     assert not any(rows[1][2] in path.read_text() for path in folder.iterdir())
 

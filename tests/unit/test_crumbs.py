@@ -32,11 +32,9 @@ def test_every_byte_is_written_once_and_in_order(size: int, monkeypatch: pytest.
     async def off_loop(function: Any, *arguments: Any) -> None:
         function(*arguments)
 
-    context: Any = SimpleNamespace(
-        limits=SimpleNamespace(stall_s=60), metrics=SimpleNamespace(received=lambda _: None), off_loop=off_loop
-    )
+    context: Any = SimpleNamespace(metrics=SimpleNamespace(received=lambda _: None), off_loop=off_loop)
     request: Any = SimpleNamespace(content=Body(data, size))
     upload: Any = SimpleNamespace(write=lambda *parts: calls.append(parts))
-    asyncio.run(uploads._written(request, context, upload))
+    asyncio.run(uploads._written(request, context, upload, uploads.UploadPace(60.0, 1024)))
     assert b"".join(part for parts in calls for part in parts) == data
     assert max(len(parts) for parts in calls) <= uploads.PARTS_MAX

@@ -435,7 +435,7 @@ def test_one_updater_serves_several_threads_at_once(updater: Updater) -> None:
 def test_a_warm_updater_compiles_nothing_for_a_served_update() -> None:
     def compiled() -> list[int]:
         loops = import_module("offbeat.core.compiled")
-        functions: list[Any] = [loops.mix, loops.squares, loops.finite]
+        functions: list[Any] = [loops.mix, loops.squares, loops.largest]
         return [len(function.signatures) for function in functions]
 
     with Updater() as updater:

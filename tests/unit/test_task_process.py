@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from offbeat.core.layout import Model
+from offbeat.core.model_base import base_of
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.hosting import child
 from offbeat.hosting.loading import SHOWN_MAX, load
@@ -178,7 +179,8 @@ def test_it_tells_what_the_task_is_and_delivers_the_bits_of_x_0(
 ) -> None:
     task = load(spec, Settings())
     about = process.about()
-    assert about == TaskDescription(task.identity, 3, None, 0.25, None, False, ("mean",))  # type: ignore[attr-defined]
+    plain = TaskDescription(task.identity, 3, None, 0.25, None, False, ("mean",))  # type: ignore[attr-defined]
+    assert about == replace(plain, base=base_of(small().layout, {}).digest)
     (tmp_path / "made").unlink()
     for seed in seeds:
         x_0, out = start(task, seed), tmp_path / f"{seed}.safetensors"
@@ -289,7 +291,9 @@ def test_a_built_in_task_gives_the_bits_that_it_gives_here(tmp_path: Path) -> No
     task, process = load("digits", settings), TaskProcess("digits", settings)
     try:
         about, x_0 = process.about(), start(task, 7)
-        assert about == TaskDescription("digits", 10, None, 0.05, "newest", True, ("loss", "accuracy"))
+        plain = TaskDescription("digits", 10, None, 0.05, "newest", True, ("loss", "accuracy"))
+        work = {name: getattr(task, name) for name in ("batch_size", "local_passes", "local_iterations")}
+        assert about == replace(plain, base=base_of(x_0.layout, {}).digest, **work)
         assert process.initial(7, tmp_path / "x") == x_0.layout
         assert unpack((tmp_path / "x").read_bytes(), x_0.layout).vector.tobytes() == x_0.vector.tobytes()
         assert process.evaluate(0, tmp_path / "x") == evaluate(task, x_0)
@@ -372,7 +376,7 @@ def test_a_dead_child_is_noticed_though_one_of_its_own_holds_the_pipe(process: T
 def test_a_task_that_was_changed_meanwhile_evaluates_nothing(process: TaskProcess, spec: str, tmp_path: Path) -> None:
     x = written(tmp_path, small())
     process.about()
-    Path(spec).write_text(TASK + "\n# changed\n")
+    Path(spec).write_text(TASK + "\nCHANGED = True\n")
     assert process.evaluate(1, x) == {"mean": 1.0}  # the child has the old one
     with pytest.raises(TaskDied):
         process.evaluate(2, written(tmp_path, small("vanish"), "y"))

@@ -123,9 +123,20 @@ F32 = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
         (b"\x80\x04\x95\x1f\0\0\0\0\0\0\0\x8c", "within its header|no safetensors file|not JSON"),
         ((2**63).to_bytes(8, "little"), "claims 9223372036854775808 bytes"),
         (framed(b"\xff\xfe"), "not JSON"),
-        (framed(b"[" * 100_000), "not JSON"),
+        (framed(b"[" * 100_000), "claims 100000 bytes but must have"),
+        (framed(b"[" * 50_000), "not a JSON object"),
+        (framed(b'{"a":' + b"[" * 50_000), "not described by JSON of at most 4096 bytes"),
+        (framed(b"x"), "claims 1 bytes"),
+        (framed(b"{x:1}"), "not JSON"),
+        (framed(b'{"a":{}'), "not JSON|needs dtype"),
+        (framed(b'{"a":1,}'), "needs dtype|not JSON"),
+        (framed(b"{} {}"), "not JSON"),
+        (framed({"a": {**F32, "shape": [1] * 33}}), "at most 32"),
+        (framed({"a": {**F32, "shape": [2**63]}}), "63 bits"),
+        (framed({"b" * 5000: F32}), "at most 4096 bytes"),
         (framed([1, 2]), "not a JSON object"),
-        (framed(b'{"a":{},"a":{}}'), "twice"),
+        (framed(json.dumps({"a": F32, "b": F32}).replace("b", "a").encode()), "twice"),
+        (framed(b'{"a":{"dtype":"F32","dtype":"F32"}}'), "twice"),
         (framed({"a": 3}), "needs dtype"),
         (framed({"a": {**F32, "dtype": "BF17"}}), "needs dtype"),
         (framed({"a": {**F32, "data_offsets": [0]}}), "needs dtype"),
@@ -174,12 +185,12 @@ def test_a_damaged_file_gives_a_model_or_one_known_error(damage: list[tuple[int,
 def test_byte_by_byte_is_as_good_as_whole(data: bytes, step: int) -> None:
     def whole() -> object:
         try:
-            return HeaderReader(1000).feed(data)
+            return HeaderReader(header_max=1000).feed(data)
         except BadPayload as error:
             return str(error)
 
     def in_parts() -> object:
-        reader, found = HeaderReader(1000), None
+        reader, found = HeaderReader(header_max=1000), None
         try:
             for start in range(0, len(data), step):
                 found = reader.feed(data[start : start + step])
@@ -193,7 +204,7 @@ def test_byte_by_byte_is_as_good_as_whole(data: bytes, step: int) -> None:
 
 
 def test_a_header_is_bounded_before_it_is_kept() -> None:
-    reader = HeaderReader(1000)
+    reader = HeaderReader(header_max=1000)
     with pytest.raises(BadPayload, match=r"2\.\.1000"):
         reader.feed((1001).to_bytes(8, "little"))
     assert len(reader._bytes) == 8

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 import offbeat
+from offbeat.core.model_base import ModelBase
 from offbeat.errors import OffbeatError
 from offbeat.worker.api_answers import RequestRefused, Unreachable
-from offbeat.worker.api_client import ApiClient, Hello, OtherRun, common_headers
+from offbeat.worker.api_client import ApiClient, Hello, OtherRun, OwnModel, common_headers
 from offbeat.worker.outbox import Finished
 from offbeat.worker.settings import Timeouts
 from tests.unit.test_worker_http import CONTINUE, LONG_S, SLOW, Connection, Peer, said, speaking
@@ -458,6 +459,41 @@ def test_what_goes_with_every_request() -> None:
     assert (headers["Authorization"], headers["Offbeat-Protocol"]) == ("Bearer abc", "1")
     assert headers["Offbeat-Version"] == offbeat.__version__
     assert "Authorization" not in common_headers(None)
+
+
+OWN = OwnModel(12, ModelBase("b" * 64, {"base": "0" * 16}))
+
+
+def test_what_was_declared_is_declared_again_after_joining_again() -> None:
+    told = []
+
+    def connection(peer: Peer) -> None:
+        joined = ("201 Created", json.dumps(JOINED).encode())
+        for status, body in (("204 No Content", b""), joined, ("204 No Content", b"")):
+            size = int(peer.head()["Content-Length"])
+            told.append((peer.line.removesuffix(" HTTP/1.1"), json.loads(peer.body(size))))
+            peer.answer(status, body)
+
+    with working(connection) as calls:
+        calls.declare(OWN)
+        calls.rejoin("5-secret")
+    declaration = {"samples": 12, "base": "b" * 64, "frozen": {"base": "0" * 16}}
+    assert [line for line, _ in told] == [
+        "POST /v1/workers/5/declare",
+        "POST /v1/workers",
+        "POST /v1/workers/5/declare",
+    ]
+    assert [body for line, body in told if line.endswith("declare")] == [declaration] * 2
+    assert "base" not in told[1][1], "another run may have another model"
+
+
+def test_a_server_of_the_version_before_has_no_such_call() -> None:
+    def connection(peer: Peer) -> None:
+        peer.body(int(peer.head()["Content-Length"]))
+        peer.answer("404 Not Found", b'{"error": "not_found", "message": "Not Found"}')
+
+    with working(connection) as calls:
+        calls.declare(OWN)
 
 
 def test_joining_again_finds_another_run() -> None:

@@ -4,6 +4,7 @@ import errno
 import random
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import numpy as np
 import pytest
 
 from offbeat.core.layout import Array, Layout, Model
+from offbeat.core.model_base import ModelBase, base_of
 from offbeat.errors import LayoutMismatch, OffbeatError
 from offbeat.storage.disk import Disk, Output
 from offbeat.task import Trained, Work
 from offbeat.wire import unpack
 from offbeat.worker.api_answers import Acknowledgement, AskAnswer, Joined, LeasedTask, RequestRefused, Unreachable
-from offbeat.worker.api_client import ApiClient, Hello, OtherRun
+from offbeat.worker.api_client import ApiClient, Hello, OtherRun, OwnModel
 from offbeat.worker.download import Patience
 from offbeat.worker.eligibility import Eligibility
 from offbeat.worker.http_client import HttpClient
@@ -92,6 +94,9 @@ class Scripted(Unconnected):
         self.script = {"join": [joined()], "rejoin": [joined(session="5-b")], **script}
         self.calls: list[str] = []
         self.pushed: list[Model] = []
+        self.declared: list[OwnModel] = []
+        self.claimed: list[int] = []
+        """Samples of every push."""
         self.hurried: list[float] = []
         self.http.hurry = self.hurried.append  # type: ignore[assignment,method-assign]
         self.beats = beats or Beats()
@@ -119,6 +124,12 @@ class Scripted(Unconnected):
         self.known = answer.session
         return answer
 
+    def declare(self, own: OwnModel) -> None:
+        """Between joining and asking, so it is noted beside the other calls."""
+        self.declared.append(own)
+        if self.script.get("declare"):
+            played(self.script["declare"].pop(0))
+
     def ask(self) -> AskAnswer:
         answer: AskAnswer = self._next("ask", default=FINISHED)
         return answer
@@ -128,6 +139,7 @@ class Scripted(Unconnected):
         return model.copy()
 
     def push(self, finished: Finished, *, resume: bool = False) -> Acknowledgement:
+        self.claimed.append(finished.samples)
         self.pushed.append(unpack(finished.path.read_bytes(), X.layout))
         answer: Acknowledgement = self._next("push", finished.task, *(["resume"] if resume else []), default=ACK)
         return answer
@@ -323,6 +335,61 @@ def test_who_may_not_ends(tmp_path: Path, verb: str, status: int, error: str) ->
         case.run()
     assert case.held() == (3 if verb == "push" else None)
     assert case.calls[-1].split()[0] == (verb if verb == "join" else "leave")
+
+
+class Counting(Plus):
+    """Says how many samples a device holds, or fails to."""
+
+    def __init__(self, samples: Any, *script: Any) -> None:
+        super().__init__(*script)
+        self._samples = samples
+
+    def samples(self, device: int) -> int:
+        found: int = played(self._samples) if not isinstance(self._samples, int) else self._samples + device
+        return found
+
+
+def test_samples_and_base_are_declared_before_the_first_task(tmp_path: Path) -> None:
+    server = Scripted()
+    server.script["ask"] = [lambda: lease() if server.declared else FINISHED]
+    case = Case(tmp_path, server, Counting(40)).run()
+    base = base_of(X.layout, {})
+    assert case.server.declared == [OwnModel(42, base)]
+    assert case.server.declared[0].as_json() == {"samples": 42, "base": base.digest, "frozen": {}}
+    assert case.server.claimed == [42], "not the 50 that the task reports"
+    assert sum("the task reports 50 samples, but this worker holds 42" in line for line in case.lines) == 1
+
+
+@pytest.mark.parametrize(("known", "claimed"), [(None, [50, 50]), (33, [33, 33])])
+def test_a_task_that_does_not_count_is_held_to_what_is_known_or_to_its_first_training(
+    tmp_path: Path, known: int | None, claimed: list[int]
+) -> None:
+    server = Scripted(join=[replace(joined(), samples=known)], ask=[lease(3), lease(4)])
+    case = Case(tmp_path, server, Plus(None, Trained(60, 6))).run()
+    assert case.server.declared == [OwnModel(None, base_of(X.layout, {}))]
+    assert case.server.claimed == claimed
+
+
+@pytest.mark.parametrize("odd", [ValueError("no data yet"), 0 - 2])
+def test_samples_that_cannot_be_counted_yet_do_not_end_the_worker(tmp_path: Path, odd: Any) -> None:
+    case = Case(tmp_path, Scripted(ask=[lease()]), Counting(odd)).run()
+    assert [own.samples for own in case.server.declared] == [None]
+    assert case.server.claimed == [50]
+
+
+@pytest.mark.parametrize(("status", "error"), [(409, "wrong_base"), (422, "false_claim")])
+def test_a_declaration_that_is_refused_ends_the_worker(tmp_path: Path, status: int, error: str) -> None:
+    case = Case(tmp_path, Scripted(declare=[refused(status, error)]))
+    with pytest.raises(RequestRefused, match=f"it is {error}"):
+        case.run()
+    assert case.calls == ["join None", "leave"]
+
+
+def test_a_declaration_with_many_frozen_arrays_does_not_list_them() -> None:
+    few = OwnModel(None, ModelBase("d", {f"layer {number}": "0" * 16 for number in range(500)}))
+    many = OwnModel(None, ModelBase("d", {f"layer {number}": "0" * 16 for number in range(501)}))
+    long = OwnModel(None, ModelBase("d", {f"{number} {'x' * 900}": "0" * 16 for number in range(100)}))
+    assert [own.as_json()["frozen"] is None for own in (few, many, long)] == [False, True, True]
 
 
 def test_another_model_than_the_server_s_is_refused(tmp_path: Path) -> None:

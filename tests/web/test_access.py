@@ -24,7 +24,7 @@ TWINS = (
     "/compare.json?run=run",
 )
 OPEN = ("/login", "/session.json", "/static/main.js", "/static/plotly.min.js")
-ACTS = ("/workers/2/quarantine", "/workers/2/readmit")
+ACTS = ("/workers/2/quarantine", "/workers/2/readmit", "/pause", "/resume")
 ROLES = {"eye": Role.VIEWER, "boss": Role.ADMIN, "hand": Role.WORKER, "gone": Role.ADMIN}
 
 
@@ -83,7 +83,7 @@ def place(folder: Path, static: Path, tmp_path_factory: pytest.TempPathFactory) 
 def free(folder: Path, static: Path) -> Iterator[Visitor]:
     """Without access control."""
 
-    async def act(_what: str, _worker: int) -> None:
+    async def act(_what: str, _worker: int | None) -> None:
         pass
 
     with opened(page_of(folder, act=act, static=static)) as visitor:
@@ -97,6 +97,7 @@ def test_the_matrix_is_complete() -> None:
     paths = {route.path for route in (*OF_SITE, *OF_RUN)}
     known = {path.partition("?")[0].replace("/3", r"/{task:\d+}") for path in (*PAGES, *TWINS, *OPEN)}
     known |= {"/static/{name:.+}", "/logout", "/events", r"/workers/{worker:\d+}/{what:quarantine|readmit}"}
+    known |= {"/{what:pause|resume}"}
     assert paths == known - {"/static/main.js", "/static/plotly.min.js"}
 
 
@@ -133,7 +134,8 @@ def test_who_may_touch(place: Place, path: str) -> None:
     for name, status in {"": 401, "hand": 403, "eye": 403, "gone": 401, "boss": 204}.items():
         place.acts.clear()
         assert place.by(name).call("POST", path).status == status
-        assert place.acts == ([(path.rsplit("/", 1)[1], 2)] if status == 204 else [])
+        worker = 2 if path.startswith("/workers") else None
+        assert place.acts == ([(path.rsplit("/", 1)[1], worker)] if status == 204 else [])
 
 
 def test_what_cannot_be_done_says_why(place: Place) -> None:
@@ -197,7 +199,8 @@ def test_an_admin_with_a_cookie_needs_the_csrf_token(place: Place) -> None:
         ({"Origin": "null"}, 403),
         ({"Sec-Fetch-Site": "cross-site"}, 403),
         ({"Sec-Fetch-Site": "same-site"}, 403),
-        ({"Sec-Fetch-Site": "same-origin", "Origin": "https://behind-a-proxy.example"}, 204),
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "https://behind-a-proxy.example"}, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 204),
     ],
 )
 def test_other_sites_cannot_touch(place: Place, headers: dict[str, str], status: int) -> None:

@@ -122,7 +122,7 @@ def test_a_finished_run_goes_on_being_shown(tmp_path: Path) -> None:
 
 
 def test_trouble_is_shown(running: Running) -> None:
-    running.server.context.troubles["evaluation"] = "version 3 could not be evaluated"
+    running.server.context.troubles.note("evaluation", "version 3 could not be evaluated")
     found = Visitor(running.url).get("/overview.json")
     assert found["health"] == {"level": "bad", "sentence": "trouble: version 3 could not be evaluated"}
 

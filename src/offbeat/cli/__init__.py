@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from offbeat.cli.options import (
+    ACCEPT_CHANGED_TASK,
     FILE,
     FOLDER,
     JSON,
@@ -24,7 +25,7 @@ from offbeat.cli.options import (
     settings_options,
 )
 from offbeat.cli.tokens import init, token
-from offbeat.cli.viewing import export, readmit, report, runs, status, track, ui, verify
+from offbeat.cli.viewing import export, pause, readmit, report, resume, runs, status, track, ui, verify
 from offbeat.cli.work import work
 from offbeat.errors import OffbeatError
 from offbeat.server.settings import ServerSettings
@@ -32,7 +33,7 @@ from offbeat.server.settings import ServerSettings
 SECTIONS = {
     "Try it": ("demo", "race"),
     "Simulate": ("simulate", "compare", "reproduce"),
-    "Serve": ("serve", "work", "init", "token", "readmit"),
+    "Serve": ("serve", "work", "init", "token", "pause", "resume", "readmit"),
     "Look at runs": ("runs", "status", "ui", "report", "verify", "export", "track"),
 }
 """All commands, as the help lists them."""
@@ -98,7 +99,8 @@ def race(**options: Any) -> None:
 
 @main.command(cls=GroupedCommand)
 @click.argument("task")
-@folder_option("Keep the run in this folder; an interrupted run is resumed.")
+@folder_option("Keep the run in this folder; an interrupted run is resumed, a finished one extended to a later end.")
+@ACCEPT_CHANGED_TASK
 @TRACK
 @JSON
 @settings_options
@@ -121,14 +123,21 @@ def simulate(**options: Any) -> None:
     },
 )
 @click.argument("task")
-@folder_option("Folder of the run; a run that is there is resumed.  [default: runs/serve-TASK]")
+@folder_option(
+    "Folder of the run; one that is there is resumed, or extended to a later end.  [default: runs/serve-TASK]"
+)
 @click.option("--access", type=FOLDER, help="Folder that `offbeat init` made: turns on TLS and tokens.")
 @click.option("--insecure", is_flag=True, help="Allow other machines to connect without TLS and tokens.")
 @click.option("--init", "x_0", type=FILE, help="Start a new run from this model (safetensors).")
 @click.option("--drop-damaged", is_flag=True, help="Resume without acknowledged updates whose files are damaged.")
 @click.option("--accept-loss", is_flag=True, help="Resume although rows of the ledger are missing, and record that.")
-@click.option("--exit-when-finished", is_flag=True, help="Exit after the last epoch instead of serving the result.")
+@click.option(
+    "--exit-when-finished",
+    is_flag=True,
+    help="Exit after the last epoch instead of serving the result; with status 3 if the run failed.",
+)
 @click.option("--log-events", metavar="FILE", help="Log every event as a line of JSON; - is standard error.")
+@ACCEPT_CHANGED_TASK
 @TRACK
 @flags_of(ServerSettings)
 @settings_options
@@ -185,5 +194,5 @@ def reproduce(**options: Any) -> None:
     run(**options)
 
 
-for command in (status, runs, ui, report, verify, export, track, readmit, init, token, work):
+for command in (status, runs, ui, report, verify, export, track, pause, resume, readmit, init, token, work):
     main.add_command(command)

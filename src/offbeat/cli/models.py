@@ -7,7 +7,7 @@ from offbeat.cli.remote import download_model, is_url
 from offbeat.core.layout import Array, Model
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
 from offbeat.storage.disk import Bytes, Disk
-from offbeat.storage.run_folder import RunFolder
+from offbeat.storage.run_folder import BEST, FINAL, NEWEST, RunFolder
 from offbeat.wire import body_of, header_of
 
 Found = bytes | Model | Mapping[str, Array]
@@ -15,6 +15,7 @@ Found = bytes | Model | Mapping[str, Array]
 
 
 def export_model(source: str, out: Path, epoch: str, form: str, token: str | None, ca: Path | None) -> str:
+    """Write a version (its epoch, or latest, result or best) to a file; answers its epoch."""
     found: Found
     t, found = download_model(source, epoch, token, ca) if is_url(source) else _of_folder(Path(source), epoch)
     if form == "torch":
@@ -28,17 +29,47 @@ def export_model(source: str, out: Path, epoch: str, form: str, token: str | Non
 
 
 def _of_folder(folder: Path, epoch: str) -> tuple[str, Found]:
-    if (folder / "layout.json").is_file():
+    run = RunFolder.open(folder)
+    summary, served = run.summary or {}, (folder / "layout.json").is_file()
+    newest = summary.get("t")
+    t = summary.get("result_t", newest)
+    if epoch == "best":
+        return _of_file(folder / BEST, None, f"{folder} holds no best version: {_why_no_best(run)}")
+    if epoch == "result" and summary and (folder / FINAL).is_file():
+        return _of_file(folder / FINAL, t, "")
+    if served:
         from offbeat.server.replay import model_at
 
-        t, model = model_at(folder, epoch)
-        return str(t), model
-    if epoch != "latest" or not (folder / "x.safetensors").is_file():
-        raise InvalidValue(f"{folder} holds only the final model of a finished run: use --epoch latest")
-    from safetensors.numpy import load_file
+        reached, model = model_at(folder, "latest" if epoch == "result" else epoch)
+        return str(reached), model
+    if not summary:
+        raise InvalidValue(
+            f"the run in {folder} is {run.state}, and a simulated run has no model before it is finished; "
+            + ("wait for its end" if run.state == "running" else "the command that began it goes on with it")
+        )
+    if epoch not in ("latest", str(newest), str(t)):
+        raise InvalidValue(f"{folder} holds only the final model, version {t}, of a finished run: use --epoch latest")
+    return _of_file(folder / (FINAL if epoch == str(t) or t == newest else NEWEST), newest, "")
 
-    summary = RunFolder.open(folder).summary or {}
-    return str(summary.get("t", "?")), load_file(folder / "x.safetensors")
+
+def _of_file(file: Path, t: int | None, otherwise: str) -> tuple[str, Found]:
+    """A model that the run wrote itself; `otherwise` is said where it did not."""
+    from safetensors import safe_open
+
+    if not file.is_file():
+        raise InvalidValue(otherwise or f"{file} is missing; restore it from a copy")
+    with safe_open(file, framework="np") as opened:
+        metadata = opened.metadata() or {}
+        arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no dict)
+    return metadata.get("t", "?" if t is None else str(t)), arrays
+
+
+def _why_no_best(run: RunFolder) -> str:
+    if not run.settings.get("keep_best"):
+        return "it was not run with --keep-best METRIC"
+    if run.settings.get("served"):
+        return "no version has been evaluated yet"
+    return f"it is {run.state}, and a simulated run has none before it is finished"
 
 
 def _parts(found: Found, t: str) -> list[Bytes]:

@@ -43,6 +43,9 @@ PLACES = (
         help="Number of processes.  [default: one per core of this machine, or of the cluster]",
     ),
 )
+ACCEPT_CHANGED_TASK = click.option(
+    "--accept-changed-task", is_flag=True, help="Resume although the task's code has changed, and record it."
+)
 TASK_ARGS = click.option(
     "--task-arg",
     "--task-args",
@@ -104,7 +107,7 @@ def all_of(*options: Option) -> Callable[[Command], Command]:
 def _flag(setting: "Field[Any]", hint: Any) -> Option:
     """A flag for a value of this type: `int` for `int | None`, text where a number or a text is allowed."""
     kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
-    default = "" if setting.default is None else f" [default: {setting.default}]"
+    default = "" if setting.default in (None, "") else f" [default: {setting.default}]"
     return click.option(
         f"--{setting.name.replace('_', '-')}",
         setting.name,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from offbeat.sim.run import Simulation
 
 INTERRUPTED = 130
+FAILED = 3
 Told = ParamSpec("Told")
 
 

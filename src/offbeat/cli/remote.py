@@ -7,7 +7,7 @@ from typing import Any
 
 from offbeat.errors import InvalidValue
 from offbeat.storage.json_file import read_json
-from offbeat.worker.api_answers import Unreachable
+from offbeat.worker.api_answers import RequestRefused, Unreachable
 from offbeat.worker.http_client import PIECE, HttpClient
 from offbeat.worker.settings import Address, trusted
 
@@ -36,7 +36,12 @@ def call(url: str, method: str, path: str, token: str | None, ca: Path | None) -
 def download_model(url: str, epoch: str, token: str | None, ca: Path | None) -> tuple[str, bytes]:
     """The epoch of a model and its file, from a server."""
     with _client(url, token, ca) as client:
-        _, headers = client.open(f"/v1/models/{epoch}")
+        try:
+            _, headers = client.open(f"/v1/models/{epoch}")
+        except RequestRefused as refused:
+            if epoch != "result" or refused.error != "bad_request":
+                raise
+            _, headers = client.open("/v1/models/latest")  # a server of the version before has no other result
         if "offbeat-epoch" not in headers:
             raise Unreachable(f"{url} answers, but not as an Offbeat server does; check the URL")
         body, piece = bytearray(), memoryview(bytearray(PIECE))

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from offbeat.cli.options import SERVER_TABLE, given, needs_extra, settings_of
-from offbeat.cli.progress import spinner
+from offbeat.cli.progress import FAILED, spinner
 from offbeat.errors import InvalidValue
 from offbeat.settings import read_toml
 from offbeat.trackers.follower import Following
@@ -34,6 +34,7 @@ def serve(
     drop_damaged: bool,
     accept_loss: bool,
     exit_when_finished: bool,
+    accept_changed_task: bool,
     log_events: str | None,
     track: tuple[str, ...],
     **flags: Any,
@@ -57,6 +58,7 @@ def serve(
         exit_when_finished,
         log_events=log_events,
         accept_loss=accept_loss,
+        accept_changed_task=accept_changed_task,
         extend=furnish,
     )
     tracking = Following(options.folder, track) if track else None
@@ -70,7 +72,10 @@ def serve(
                 following.enter_context(tracking)  # not before: only now is there a run
             return _ready(server)
 
-        run_server(options, ready)
+        failed = run_server(options, ready)
+    if failed and exit_when_finished:
+        click.echo(f"The run has failed: {failed}.", err=True)
+        raise SystemExit(FAILED)
 
 
 def _table(settings_file: Path | None, known: set[str]) -> dict[str, Any]:
@@ -84,7 +89,9 @@ def _table(settings_file: Path | None, known: set[str]) -> dict[str, Any]:
 def _ready(server: Any) -> "asyncio.Task[None]":
     """Print where the server is; on a terminal, keep a line with its status up to date."""
     c, order = server.run.coordinator, server.options
-    if c.t or c.leases:
+    if server.extension:
+        click.echo("\n".join(server.extension), err=True)
+    elif c.t or c.leases:
         click.echo(f"Going on from epoch {c.t} with {len(c.leases)} tasks in flight.", err=True)
     click.echo(f"Serving {order.task} at {server.url} ({c.rule.spec}; folder {order.folder})", err=True)
     click.echo(f"Its page: {server.url}/", err=True)

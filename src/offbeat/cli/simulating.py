@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 
 from offbeat.cli.options import needs_extra, say_deprecated, settings_of, writing_to
-from offbeat.cli.progress import INTERRUPTED, bar_of_run, bar_of_runs, plain_table, stopping
+from offbeat.cli.progress import FAILED, INTERRUPTED, bar_of_run, bar_of_runs, plain_table, stopping
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
 from offbeat.hosting.loading import described
 from offbeat.settings import Settings
@@ -40,29 +40,33 @@ def simulate(
     track: tuple[str, ...],
     as_json: bool,
     settings_file: Path | None,
+    accept_changed_task: bool,
     **flags: Any,
 ) -> None:
     if track and folder is None:
         raise InvalidValue("--track reads the run's folder; give --dir, too")
     settings = settings_of(settings_file, flags)
     try:
-        _simulate(task, settings, folder, as_json=as_json, track=track)
+        simulation = Simulation.of(task, settings, folder=folder, accept_changed_task=accept_changed_task)
+        _simulate(task, simulation, folder, as_json=as_json, track=track)
     except (OffbeatError, click.ClickException):
         raise
     except Exception as error:
         raise OffbeatError(described(error, task)) from error
 
 
-def _simulate(task: str, settings: Settings, folder: Path | None, *, as_json: bool, track: tuple[str, ...]) -> None:
+def _simulate(task: str, simulation: Simulation, folder: Path | None, *, as_json: bool, track: tuple[str, ...]) -> None:
     tracking = Following(folder, track) if folder and track else nullcontext()
-    simulation = Simulation.of(task, settings, folder=folder)
     if simulation.word:
         click.echo(simulation.word, err=True)
     click.echo(
         f"{task}: {simulation.rule.spec}, {simulation.settings.devices} devices, {simulation.executor.name}", err=True
     )
-    if simulation.folder and simulation.folder.resumed:
-        click.echo(f"Resuming at epoch {simulation.coordinator.t}.", err=True)
+    if simulation.extension:
+        click.echo("\n".join(simulation.extension), err=True)
+    elif simulation.folder and simulation.folder.resumed:
+        changed = f" with a changed task, {simulation.names.now}" if simulation.names.changed else ""
+        click.echo(f"Resuming at epoch {simulation.coordinator.t}{changed}.", err=True)
     try:
         with tracking, bar_of_run(task) as show, stopping(show) as watch:
             run = simulation.run(watch)
@@ -73,15 +77,21 @@ def _simulate(task: str, settings: Settings, folder: Path | None, *, as_json: bo
     if folder is not None and not draw(folder):
         click.echo("No pictures: matplotlib is not installed; run: pip install 'offbeat[plots]'", err=True)
     click.echo(json.dumps(plain(run.summary)) if as_json else _words(run.summary))
+    if run.summary["failed"]:
+        click.echo(f"The run has failed: {run.summary['ended']}.", err=True)
+        raise SystemExit(FAILED)
 
 
 def _words(summary: dict[str, Any]) -> str:
     metrics = {name: value for name, value in summary.items() if name not in RESULTS}
+    result, best = summary["result_t"], summary.get("best_t")
     lanes = f", {summary['lanes_mean']:.1f} lanes on average" if "lanes_mean" in summary else ""
     lines = [
         f"epochs      {summary['t']:,} ({summary['ended']}), {summary['applied']:,} updates, "
         f"{summary['gradients']:,} gradients",
+        *([f"result      version {result}, which reached the target"] if result != summary["t"] else []),
         *(f"{name:<11} {value:.4f}" for name, value in metrics.items()),
+        *([f"best        version {best}, {summary['best_value']:.4f}"] if best is not None else []),
         f"staleness   mean {summary['staleness_mean']:.1f}, largest {summary['staleness_largest']}",
         f"time        {summary['virtual_s']:,.1f} s virtual, {summary['wall_s']:.1f} s real",
         f"trained     {summary['executor']}{lanes}",

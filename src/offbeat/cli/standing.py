@@ -34,11 +34,13 @@ def from_files(path: Path) -> dict[str, Any]:
     reading = RunReader(path)
     reading.refresh()
     found = overview(reading)
-    same = ("t", "epochs", "applied", "in_flight", "queued", "workers", "duplicates", "metrics", "metrics_t")
+    same = ("t", "epochs", "applied", "in_flight", "queued", "workers", "silent", "paused", "duplicates")
     return dict(
         plain(
             {
-                **{name: found[name] for name in (*same, "staleness_mean", "staleness_largest")},
+                **{
+                    name: found[name] for name in (*same, "metrics", "metrics_t", "staleness_mean", "staleness_largest")
+                },
                 "state": reading.state,
                 "finished": reading.state == "finished",
                 "rejected": sum(found["rejected"].values()),
@@ -53,15 +55,21 @@ def from_files(path: Path) -> dict[str, Any]:
 def words(facts: dict[str, Any]) -> str:
     metrics = "  ".join(f"{name} {float(value):.4g}" for name, value in facts["metrics"].items()) or "none yet"
     state = "finished" if facts["finished"] else facts.get("state", "running")
+    state = f"{state}, paused" if facts.get("paused") and not facts["finished"] else state
+    silent = f", {facts['silent']} silent" if facts.get("silent") else ""
     epochs = f" of {facts['epochs']}" if facts["epochs"] else ""
     lines = [
         f"task        {facts['task']} ({state}{': ' + facts['reason'] if facts.get('reason') else ''})",
         f"epoch       {facts['t']}{epochs}; {facts['applied']} updates mixed, {facts['queued']} queued",
         f"metrics     {metrics}" + (f" (epoch {facts['metrics_t']})" if facts.get("metrics_t") is not None else ""),
         f"staleness   mean {facts['staleness_mean']:.1f}, largest {facts['staleness_largest']}",
-        f"workers     {facts['workers']} joined, {facts['in_flight']} tasks in flight",
+        f"workers     {facts['workers']} joined, {facts['in_flight']} tasks in flight{silent}",
         f"refused     {facts['rejected']} updates, {facts['duplicates']} duplicates",
     ]
+    if facts.get("result_t") is not None:
+        lines.append(f"result      version {facts['result_t']}, which reached the target")
+    if facts.get("best_t") is not None:
+        lines.append(f"best        version {facts['best_t']}")
     if facts.get("trouble"):
         lines.append(f"TROUBLE     {facts['trouble']}")
     return "\n".join(lines)
@@ -81,7 +89,7 @@ def run_of(path: Path) -> dict[str, Any]:
     if summary is not None:
         from offbeat.sim.run import RESULTS
 
-        known = {*RESULTS, "rejected", "duplicates", "workers"}
+        known = {*RESULTS, "rejected", "duplicates", "workers", "metrics_t"}
         return found | {"t": summary["t"], "metrics": {n: v for n, v in summary.items() if n not in known}}
     facts = from_files(path)
     return found | {"t": facts["t"], "metrics": facts["metrics"]}

@@ -11,6 +11,8 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 FILES = "tokens"
 """The folder that --write-tokens writes to."""
+SETTINGS, PROPOSED = "settings.toml", "proposed.toml"
+"""What `init` proposes for the run, in the folder that it makes; and where it is in this package."""
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 
 
@@ -43,7 +47,8 @@ def init(
 ) -> None:
     """Set up certificates and tokens for a server.
 
-    DIR is a new folder, which `offbeat serve --access DIR` then uses.
+    DIR is a new folder, which `offbeat serve --access DIR` then uses. DIR/settings.toml proposes settings for a run
+    with workers that you do not control, such as a limit on the step of an update; read it before you use it.
     """
     if not renew:
         _init(folder, hosts, workers or ("worker-1",), write_tokens, as_json)
@@ -122,13 +127,20 @@ def _init(folder: Path, hosts: Sequence[str], workers: Sequence[str], write_toke
     issued = make(folder, hosts)
     tokens = TokenBook.begin(folder / TOKENS).add_all(roles)
     files = _written(folder / FILES, tokens) if write_tokens else {}
+    _propose(folder / SETTINGS)
     commands = _commands(folder, issued, tokens[workers[0]], files.get(workers[0]))
     if as_json:
-        click.echo(json.dumps(_report(folder, issued) | {"tokens": tokens, "token_files": files, "next": commands}))
+        click.echo(
+            json.dumps(
+                _report(folder, issued)
+                | {"settings": str(folder / SETTINGS), "tokens": tokens, "token_files": files, "next": commands}
+            )
+        )
         return
     _table([("name", "role", "token"), *((name, str(role), (files or tokens)[name]) for name, role in roles.items())])
     kept = f"The tokens are in {folder / FILES}: hand each to its owner, then delete it."
     click.echo("\n" + (kept if files else "Keep the tokens: they are not shown again."))
+    click.echo(f"Settings that suit workers elsewhere are in {folder / SETTINGS}: read it before you start.")
     click.echo(f"\nOn the server:\n  {commands['serve']}")
     click.echo(f"For a worker, with its own token, on a machine that has a copy of ca.pem:\n  {commands['work']}")
     if not hosts:
@@ -173,15 +185,26 @@ def _written(folder: Path, tokens: dict[str, str]) -> dict[str, str]:
     return {name: str(path) for name, path in files.items()}
 
 
+def _propose(path: Path) -> None:
+    """Write the settings that are proposed; one that is there stays as it is."""
+    text = (resources.files("offbeat.cli") / PROPOSED).read_text("utf-8")
+    try:
+        with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
 def _commands(folder: Path, issued: "Issued", token: str, file: str | None) -> dict[str, str]:
     """The next commands: on the server, and on the machine of a worker."""
     from offbeat.server.settings import ServerSettings
 
+    settings = shlex.quote(str(folder / SETTINGS))
     host = f"[{issued.hosts[0]}]" if ":" in issued.hosts[0] else issued.hosts[0]
     given = f"--token-file {shlex.quote(file)}" if file else f"--token {token}"
     ca = shlex.quote(str(folder / "ca.pem"))
     return {
-        "serve": f"offbeat serve TASK --access {shlex.quote(str(folder))} --host 0.0.0.0",
+        "serve": f"offbeat serve TASK --access {shlex.quote(str(folder))} --host 0.0.0.0 --settings {settings}",
         "work": f"offbeat work TASK --server https://{host}:{ServerSettings().port} --ca {ca} {given}",
     }
 

@@ -60,7 +60,13 @@ def runs(folder: Path, as_json: bool) -> None:
     "--port", type=click.IntRange(0, 65535), default=7744, show_default=True, help="Port; 0 picks a free one."
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of this machine to listen on.")
-def ui(folder: Path, port: int, host: str) -> None:
+@click.option(
+    "--public-name",
+    default="",
+    envvar="OFFBEAT_PUBLIC_NAME",
+    help="Further names that browsers may use, separated by commas: those of a proxy before it.",
+)
+def ui(folder: Path, port: int, host: str, public_name: str) -> None:
     """Show and compare runs in a browser.
 
     FOLDER is searched with all folders below it. Ctrl-C ends.
@@ -73,7 +79,7 @@ def ui(folder: Path, port: int, host: str) -> None:
     def ready(server: Any) -> None:
         click.echo(f"Runs are shown at {server.url} (Ctrl-C ends)", err=True)
 
-    serve(folder, run_folders, host=host, port=port, ready=ready)
+    serve(folder, run_folders, host=host, port=port, ready=ready, public_name=public_name)
 
 
 @click.command()
@@ -130,7 +136,10 @@ def verify(folder: Path, journal: Path | None, as_json: bool) -> None:
 @click.command()
 @click.argument("source", metavar="URL|DIR")
 @click.argument("out", type=FILE, required=False)
-@click.option("--epoch", default="latest", show_default=True, help="Version of the model to write.")
+@click.option(
+    "--epoch", help="Version to write, or latest.  [default: the one that reached the target, else the newest]"
+)
+@click.option("--best", is_flag=True, help="Write the best version, of a run with --keep-best.")
 @click.option(
     "--format", "form", type=click.Choice(["safetensors", "torch"]), help="Format of OUT.  [default: by its ending]"
 )
@@ -138,7 +147,14 @@ def verify(folder: Path, journal: Path | None, as_json: bool) -> None:
 @TOKEN
 @CA
 def export(
-    source: str, out: Path | None, epoch: str, form: str | None, ledger: Path | None, token: str | None, ca: Path | None
+    source: str,
+    out: Path | None,
+    epoch: str | None,
+    best: bool,
+    form: str | None,
+    ledger: Path | None,
+    token: str | None,
+    ca: Path | None,
 ) -> None:
     """Write a run's model, or its ledger, to a file.
 
@@ -146,6 +162,8 @@ def export(
     """
     if (out is None) == (ledger is None):
         raise InvalidValue("say where to: OUT.safetensors for a model, or --ledger OUT.csv for the ledger")
+    if best and epoch is not None:
+        raise InvalidValue(f"--best is one version and --epoch {epoch} another; give one of them")
     if ledger is not None:
         from offbeat.storage.export import export_ledger
 
@@ -158,7 +176,7 @@ def export(
 
         form = form or ("torch" if out.suffix in (".pt", ".pth") else "safetensors")
         with spinner("writing the model"):
-            t = export_model(source, out, epoch, form, token, ca)
+            t = export_model(source, out, "best" if best else epoch or "result", form, token, ca)
         click.echo(f"Wrote version {t} to {out}")
 
 
@@ -176,6 +194,33 @@ def readmit(server: str, worker: int, token: str | None, ca: Path | None) -> Non
 
     call(url_of(server), "POST", f"/v1/workers/{worker}/readmit", token, ca)
     click.echo(f"Worker {worker} may go on.")
+
+
+@click.command()
+@click.argument("server", metavar="URL|DIR")
+@TOKEN
+@CA
+def pause(server: str, token: str | None, ca: Path | None) -> None:
+    """Give out no more tasks.
+
+    Tasks that workers have are finished and judged, also over a restart of the server, until the run is resumed.
+    """
+    from offbeat.cli.remote import call, url_of
+
+    call(url_of(server), "POST", "/v1/pause", token, ca)
+    click.echo("Paused: no task is given out until `offbeat resume`.")
+
+
+@click.command()
+@click.argument("server", metavar="URL|DIR")
+@TOKEN
+@CA
+def resume(server: str, token: str | None, ca: Path | None) -> None:
+    """Go on with a run that is paused."""
+    from offbeat.cli.remote import call, url_of
+
+    call(url_of(server), "POST", "/v1/resume", token, ca)
+    click.echo("Resumed: tasks are given out again.")
 
 
 @click.command()

@@ -3,8 +3,8 @@
 Rules kept here:
 - The task is loaded after the worker has joined, with the settings that the server sends.
 - Two workers on one machine never share a folder: without --dir each takes the first that is free.
-- The exit status is 0 when the run is finished or the worker was told to stop, 1 when trainings fail, 2 on any other
-  error.
+- The exit status is 0 when the run is finished or the worker was told to stop, 1 when trainings fail, 4 when the server
+  could not be reached for --give-up-after, 2 on any other error.
 """
 
 import os
@@ -33,6 +33,12 @@ GROUPS = {
     **dict.fromkeys(("device", "name", "only_when", "gate", "threads", "nice", "at_least_s"), "Device"),
 }
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class ServerUnreached(click.ClickException):
+    """The server was waited for as long as the user said."""
+
+    exit_code = 4
 
 
 class WorkFailed(click.ClickException):
@@ -69,6 +75,13 @@ class WorkFailed(click.ClickException):
 @click.option("--nice", default=0, show_default=True, envvar="OFFBEAT_NICE", help="Lower the priority: 0..19.")
 @click.option("--journal", type=FILE, envvar="OFFBEAT_JOURNAL", help="Write every acknowledged update to this file.")
 @click.option("--at-least-s", default=0.0, help="Make every task take at least this many seconds, like a slow device.")
+@click.option(
+    "--give-up-after",
+    type=float,
+    metavar="S",
+    envvar="OFFBEAT_GIVE_UP_AFTER",
+    help="End with status 4 when the server could not be reached for this many seconds.  [default: never]",
+)
 @click.option("--failures-max", default=5, show_default=True, help="Give up after this many failed trainings in a row.")
 @TASK_ARGS
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
@@ -82,6 +95,7 @@ def work(
     from offbeat.errors import OffbeatError
     from offbeat.worker.api_answers import RequestRefused
     from offbeat.worker.loop import GaveUp
+    from offbeat.worker.retrying import ServerLost
     from offbeat.worker.settings import TOKEN, WorkerSettings, token_of
 
     settings = WorkerSettings(token=token_of(token, token_file), **flags)
@@ -89,6 +103,8 @@ def work(
         _work(task, settings, (lambda _line: None) if quiet else partial(click.echo, err=True), task_args or {})
     except GaveUp as error:
         raise WorkFailed(str(error)) from error
+    except ServerLost as error:
+        raise ServerUnreached(str(error)) from error
     except RequestRefused as refused:
         if refused.error not in ("no_token", "bad_token"):
             raise
@@ -96,7 +112,8 @@ def work(
 
 
 def _work(spec: str, settings: "WorkerSettings", say: Callable[[str], None], task_args: Mapping[str, Any]) -> None:
-    from offbeat.hosting.loading import described, identity
+    from offbeat.hosting.loading import described
+    from offbeat.hosting.task_identity import identity
     from offbeat.worker.api_client import ApiClient, Hello, common_headers
     from offbeat.worker.eligibility import Eligibility, conditions_of
     from offbeat.worker.http_client import HttpClient
@@ -121,11 +138,13 @@ def _work(spec: str, settings: "WorkerSettings", say: Callable[[str], None], tas
 
 def make(spec: str, say: Callable[[str], None], joined: "Joined", task_args: Mapping[str, Any] | None = None) -> "Task":
     """The task as the server's run has it, to train with; arguments that are given here win over the server's."""
-    from offbeat.hosting.loading import identity, load
+    from offbeat.hosting.loading import load
+    from offbeat.hosting.task_identity import identities
     from offbeat.settings import Settings
 
-    if identity(spec) != joined.task:
-        say(f"this task is {identity(spec)}, that of the server {joined.task}; going on")
+    known_as = identities(spec)
+    if joined.task not in known_as:
+        say(f"this task is {known_as[0]}, that of the server {joined.task}; going on")
     arguments = {**(joined.settings.get("task_args") or {}), **(task_args or {})}
     task = load(spec, Settings.of({**joined.settings, "warm_up": None, "task_args": arguments}))
     warm = getattr(task, "warm_up", None) is not None

@@ -1,4 +1,4 @@
-"""Owns the arithmetic on flat buffers: applies coefficients, checks for NaN, measures distances.
+"""Owns the arithmetic on flat buffers: applies coefficients, finds NaN and the largest value, measures distances.
 
 Rules kept here:
 - One expression, in float32, each operation rounded by itself: (keep*w + new*x_new) + base*x_tau. A coefficient of 0
@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
-from math import sqrt
+from math import isfinite, sqrt
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -47,6 +47,13 @@ class Term(NamedTuple):
     mix: Mix
     x_new: Vector
     x_tau: Vector | None = None
+
+
+class Measured(NamedTuple):
+    distance: float
+    """From another vector."""
+    largest: float
+    """The largest absolute value."""
 
 
 class Updater:
@@ -107,20 +114,28 @@ class Updater:
 
     def distance(self, x: Vector, reference: Vector, *, between: Between | None = None) -> float:
         """||x - reference||: infinite or NaN where one of them holds infinity or NaN, and only there."""
+        return self.measured(x, reference, between=between).distance
+
+    def measured(self, x: Vector, reference: Vector, *, between: Between | None = None) -> "Measured":
+        """||x - reference|| and the largest |x|, in one pass over memory."""
         _refuse_unlike(x, reference)
-        squares = np.zeros(_chunks(x.size))
+        squares, seen = np.zeros(_chunks(x.size)), list[int]()
         loops = self._compiled_for(x.size)
         work = _squares_numpy if loops is None else loops.squares
-        self._walk(x.size, lambda lo, hi: work(x, reference, squares, lo, hi), between)
-        return sqrt(np.add.accumulate(squares)[-1])
+        self._walk(x.size, lambda lo, hi: seen.append(int(work(x, reference, squares, lo, hi))), between)
+        return Measured(sqrt(np.add.accumulate(squares)[-1]), _of_bits(max(seen)))
 
     def finite(self, x: Vector, *, between: Between | None = None) -> bool:
         """Is all of x finite? Several times as fast as to measure its distance from another vector."""
+        return isfinite(self.largest(x, between=between))
+
+    def largest(self, x: Vector, *, between: Between | None = None) -> float:
+        """The largest |x|: NaN where there is one, else infinite where there is an infinity."""
         _refuse_unlike(x)
-        loops, seen = self._compiled_for(x.size), list[bool]()
-        check = _finite_numpy if loops is None else loops.finite
-        self._walk(x.size, lambda lo, hi: seen.append(check(x, lo, hi)), between)
-        return all(seen)
+        loops, seen = self._compiled_for(x.size), list[int]()
+        look = _largest_numpy if loops is None else loops.largest
+        self._walk(x.size, lambda lo, hi: seen.append(int(look(x, lo, hi))), between)
+        return _of_bits(max(seen))
 
     def _compiled_for(self, elements: int) -> Any:
         """The compiled loops; they are loaded when what was done so far is worth it, or where numba is there anyway."""
@@ -226,11 +241,18 @@ def _combine_numpy(out: Vector, before: Vector, term: Term, product: Vector, lo:
         out[:] = 0
 
 
-def _finite_numpy(x: Vector, start: int, stop: int) -> bool:
-    return all(bool(np.isfinite(x[lo : min(lo + CHUNK, stop)]).all()) for lo in range(start, stop, CHUNK))
+def _largest_numpy(x: Vector, start: int, stop: int) -> int:
+    """The bits of the largest |x|, as whole numbers in the order of absolute values: infinity, and NaN above it."""
+    parts = (x[lo : min(lo + CHUNK, stop)] for lo in range(start, stop, CHUNK))
+    return max(int(np.maximum(abs(part.max()), abs(part.min())).view(np.uint32)) for part in parts)
 
 
-def _squares_numpy(x: Vector, reference: Vector, sums: Sums, start: int, stop: int) -> None:
+def _of_bits(bits: int) -> float:
+    return float(np.uint32(bits).view(np.float32))
+
+
+def _squares_numpy(x: Vector, reference: Vector, sums: Sums, start: int, stop: int) -> int:
+    found = 0
     for lo in range(start, stop, CHUNK):
         hi = min(lo + CHUNK, stop)
         with np.errstate(invalid="ignore"):
@@ -239,3 +261,5 @@ def _squares_numpy(x: Vector, reference: Vector, sums: Sums, start: int, stop: i
         lanes = np.add.reduce(squares[:whole].reshape(-1, LANES), axis=0)  # row after row, as the compiled loop does
         lanes[: len(squares) - whole] += squares[whole:]
         sums[lo // CHUNK] = np.add.accumulate(lanes)[-1]
+        found = max(found, _largest_numpy(x, lo, hi))  # the chunk is in the cache: no second pass over memory
+    return found

@@ -25,6 +25,7 @@ Array = npt.NDArray[Any]
 Vector = npt.NDArray[np.float32]
 
 ALIGNMENT = 64
+NO_ARRAYS: Mapping[str, Array] = {}
 
 
 class Slot(NamedTuple):
@@ -125,7 +126,7 @@ class Layout:
 class Model(Mapping[str, Array]):
     """One model: a flat vector, what is carried beside it, and all of it by name as views."""
 
-    __slots__ = ("carried", "layout", "vector")
+    __slots__ = ("carried", "frozen", "layout", "vector")
 
     def __init__(self, layout: Layout, vector: Vector, carried: Mapping[str, Array] | None = None) -> None:
         if vector.shape != (layout.size,) or vector.dtype != np.float32 or not vector.flags.c_contiguous:
@@ -133,6 +134,8 @@ class Model(Mapping[str, Array]):
                 f"the vector is {vector.dtype}{list(vector.shape)}; this layout has contiguous float32[{layout.size}]"
             )
         self.layout, self.vector, self.carried = layout, vector, dict(carried or {})
+        self.frozen: Mapping[str, Array] = NO_ARRAYS
+        """What `Model.of` was told is frozen, in a model that a task has just made: it neither travels nor mixes."""
         if self.carried.keys() != {c.name for c in layout.carried}:
             raise LayoutMismatch(f"carried buffers are {_some(self.carried)}; the layout has {_some(layout.carried)}")
 
@@ -140,7 +143,9 @@ class Model(Mapping[str, Array]):
     def of(cls, arrays: Mapping[str, Array], *, buffers: Collection[str] = (), frozen: Collection[str] = ()) -> "Model":
         """A model, and its layout, made from named arrays (which are copied)."""
         layout = Layout.of(arrays, buffers=buffers, frozen=frozen)
-        return layout.pack({name: array for name, array in arrays.items() if name not in frozen})
+        model = layout.pack({name: array for name, array in arrays.items() if name not in frozen})
+        model.frozen = {name: arrays[name] for name in frozen}
+        return model
 
     def __getitem__(self, name: str) -> Array:
         if name in self.carried:

@@ -121,11 +121,11 @@ class FlowerRun:
                 self._do(command)
 
     def arrive(self, lease: messages.Lease, x_new: Model, samples: int) -> messages.AnswerPush:
-        finite, distance, base_gone = self._seen(lease, x_new)
+        finite, distance, base_gone, excess = self._seen(lease, x_new)
         self._arrived = (lease.task, x_new)
         self.happen(
             lambda at: messages.UpdateArrived(
-                at, lease.worker, lease.task, samples, 0, finite=finite, distance=distance, base_gone=base_gone
+                *(at, lease.worker, lease.task, samples, 0, finite, distance), base_gone=base_gone, largest=excess
             )
         )
         self._arrived = None
@@ -180,7 +180,7 @@ class FlowerRun:
                 log.warning("Worker %d gets no more tasks: %s", command.worker, command.why)
             case messages.Finish():
                 log.info("Finished: %s", command.reason)
-            case messages.TellFinished() | messages.TellQuarantined():
+            case messages.TellFinished() | messages.TellQuarantined() | messages.EndSilence():
                 pass  # a node without a message does nothing
             case _:
                 assert_never(command)
@@ -204,11 +204,12 @@ class FlowerRun:
         self.x = self.w
         self._now.append(lambda at: messages.VersionPublished(at, t))
 
-    def _seen(self, lease: messages.Lease, x_new: Model) -> tuple[bool, float | None, bool]:
-        """Is it finite, how far is it from x_tau where that matters, and is x_tau gone where it is needed?"""
+    def _seen(self, lease: messages.Lease, x_new: Model) -> tuple[bool, float | None, bool, float | None]:
+        """Is it finite, how far from x_tau, is x_tau gone, is a value too large? Each only where that matters."""
         c, base = self.coordinator, self._bases.get(lease.task)
         if base is None or not c.needs_distance:
             gone = base is None and (c.needs_base or c.needs_distance)
-            return self.updater.finite(x_new.vector), None, gone
-        distance = self.updater.distance(x_new.vector, base.vector)
-        return isfinite(distance), distance, False
+            largest = self.updater.largest(x_new.vector)
+            return isfinite(largest), None, gone, c.plan.excess(largest)
+        distance, largest = self.updater.measured(x_new.vector, base.vector)
+        return isfinite(distance), distance, False, c.plan.excess(largest)

@@ -4,7 +4,6 @@ What is found is a task, or a function that makes one; such a function is given 
 takes. The task remembers how it was made, so that another process can make it again.
 """
 
-import hashlib
 import importlib.util
 import inspect
 import sys
@@ -16,13 +15,11 @@ from types import ModuleType
 from typing import Any
 
 from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.hosting.task_identity import BUILT_IN, DEFAULT_NAME, identities
 from offbeat.settings import Settings
 from offbeat.task import Task
 from offbeat.task_arguments import task_arguments
 
-BUILT_IN = ("digits", "cifar10", "wikitext2")
-DEFAULT_NAME = "task"
-DIGEST_LETTERS = 12
 SHOWN_MAX = 400
 """Letters of an error that are shown."""
 OFFERED = ("devices", "partition", "partition_sizes", "seed", "width", "vocabulary", "test_max", "task_args")
@@ -37,20 +34,9 @@ OVERRIDES = (
 def load(spec: str, settings: Settings) -> Task:
     task = adapted(_made(spec, settings), settings)
     task.recipe = (load, (spec, settings), {})  # type: ignore[attr-defined]
-    task.identity = identity(spec)  # type: ignore[attr-defined]
+    task.known_as = identities(spec)  # type: ignore[attr-defined]
+    task.identity = task.known_as[0]  # type: ignore[attr-defined]
     return task
-
-
-def identity(task: Task | str) -> str:
-    """What a run's folder calls its task: a built-in name, or a file with the digest of its contents."""
-    if not isinstance(task, str):
-        own: str = getattr(task, "identity", f"{type(task).__module__}.{type(task).__qualname__}")
-        return own
-    path, _, name = task.partition(":")
-    if path in BUILT_IN:
-        return path
-    contents = Path(path).read_bytes() if Path(path).is_file() else b""
-    return f"{Path(path).name}:{name or DEFAULT_NAME} {hashlib.sha256(contents).hexdigest()[:DIGEST_LETTERS]}"
 
 
 def takes_seed(spec: str) -> bool:

@@ -12,9 +12,9 @@ import pickle
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,11 +24,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offbeat.core.layout import Array, Layout, Model, Vector
+from offbeat.core.model_base import ModelBase, base_of
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.hosting import child
-from offbeat.hosting.loading import described, identity
+from offbeat.hosting.loading import described
+from offbeat.hosting.task_identity import identity
 from offbeat.storage.disk import aside
-from offbeat.task import Task, Trained, Work, evaluate, start
+from offbeat.task import Task, Trained, Work, evaluate, start, start_with_frozen
 from offbeat.wire import body_of, header_of, unpack
 
 Recipe = tuple[Callable[..., Task], tuple[Any, ...], dict[str, Any]]
@@ -69,12 +71,21 @@ class TaskDescription:
     """Would it run its own code whenever an update is mixed? Mixing is done in another process."""
     metrics: tuple[str, ...]
     """What it measures on its test data; empty where it has none."""
+    batch_size: int | None = None
+    local_passes: int | None = None
+    local_iterations: int | None = None
+    """How much a training does; None where the task does not say it, or did not when the run began."""
+    base: str = ""
+    """The digest of its layout and frozen arrays; empty where it is not known."""
+    frozen: Mapping[str, str] = field(default_factory=dict)
+    """The digest of every frozen array."""
 
     @classmethod
-    def of(cls, task: Task, metrics: Sequence[str]) -> "TaskDescription":
+    def of(cls, task: Task, metrics: Sequence[str], base: ModelBase | None = None) -> "TaskDescription":
         policy = getattr(task, "batch_norm", None)
         policy = policy if isinstance(policy, str) else None
         devices, made_for, gamma = (getattr(task, name, None) for name in ("devices", "made_for", "gamma"))
+        digest, frozen = base or ("", {})
         return cls(
             identity(task),
             None if devices is None else int(devices),  # Python's own number: a run's folder keeps it as JSON
@@ -83,7 +94,18 @@ class TaskDescription:
             policy,
             hasattr(task, "refresh") and policy in (None, "newest"),
             tuple(metrics),
+            batch_size=_count(task, "batch_size"),
+            local_passes=_count(task, "local_passes"),
+            local_iterations=_count(task, "local_iterations"),
+            base=digest,
+            frozen=frozen,
         )
+
+
+def _count(task: Task, name: str) -> int | None:
+    """A whole number that the task says about itself."""
+    value = getattr(task, name, None)
+    return int(value) if isinstance(value, int | np.integer) and value >= 1 else None
 
 
 # --- a task on its way -----------------------------------------------------------------------------------------------
@@ -139,12 +161,13 @@ class TaskHost:
 
     def describe(self, seed: int) -> tuple[TaskDescription, Layout]:
         """What a server wants to know; x_0 and its metrics are made only where the layout is not known."""
-        task, metrics = self._loaded(), []
+        task, metrics, base = self._loaded(), [], None
         if self._layout is None:
-            x_0 = start(task, seed)
+            x_0, frozen = start_with_frozen(task, seed)
+            base = base_of(x_0.layout, frozen)
             metrics = list(evaluate(task, x_0.copy()))
             self._layout, self._x_0 = x_0.layout, (seed, x_0)
-        return TaskDescription.of(task, metrics), self._layout
+        return TaskDescription.of(task, metrics, base), self._layout
 
     def initial(self, seed: int, out: Path) -> Layout:
         """Write x_0 to a file, whole and durable."""

@@ -120,7 +120,7 @@ class TaskProcess:
         elif found.identity != self._about.identity:
             raise TaskFailed(
                 f"task {self.spec} is no longer what the run began with ({found.identity}, not "
-                f"{self._about.identity}); put its file back, or start the server again"
+                f"{self._about.identity}); put its file back, or start the server again with --accept-changed-task"
             )
 
     def _started(self) -> Child:

@@ -6,6 +6,8 @@ Rules kept here:
 - A lease's tau is the newest published version; staleness is counted from it to the mixing, so queued updates count.
 - A task is answered once. A push that comes again gets the first answer again and changes nothing.
 - A released lease frees its device, but a late push under it is still judged.
+- A worker that is not heard of for `silent_s` is silent: its place goes to others, and it may get its lease back.
+- While the run is paused no task is given out; everything that is open is judged.
 - A quarantined worker is given no task, and its updates are refused.
 - It waits for no worker: no start barrier, no fixed number of workers; they join and leave at any time.
 
@@ -21,6 +23,7 @@ from offbeat.core.rules import Mix, Rule
 from offbeat.errors import InvariantBroken
 from offbeat.protocol import messages
 from offbeat.protocol.dispatch import Available, Dispatcher
+from offbeat.protocol.ends import Ends
 from offbeat.protocol.judging import Judge
 from offbeat.protocol.messages import Command, Decision, Event, Lease, Outcome
 from offbeat.protocol.plan import Plan
@@ -58,13 +61,23 @@ class Coordinator:
         self.end_reason = ""
         """Why the run ends, from the moment when that is known; `finished` when all that was decided is mixed, too."""
         self.finished = False
+        self.failed = False
+        """The run ends without having learnt: it diverged, stands still, or had all its updates refused."""
+        self.result_t: int | None = None
+        """The version that reached the target, where that ends the run; the newest may be a later one."""
+        self.best: messages.Evaluated | None = None
+        """The best evaluation so far, where the plan says by which metric."""
+        self.extended = False
+        """The ends in `plan` are not those that the run began with."""
         self.judge = Judge(rule, plan)
         self.dispatcher = Dispatcher(plan, self.scheduler, available, seed)
         self.book, self.idle = self.dispatcher.book, self.dispatcher.idle
-        self.leases, self.released = self.book.open, self.book.released
+        self.leases, self.silent, self.released = self.book.open, self.book.silent, self.book.released
         self.group, self.contribution = self.dispatcher.group, self.dispatcher.contribution
         self.woken_at = inf
         """The moment of the last `WakeAt` that has not come yet."""
+        self.awaits = False
+        """The last event led to a command after which tasks are granted: a mixing, say."""
         self._story: deque[tuple[Event, list[Command]]] = deque(maxlen=STORY_LENGTH)
         self._commands: list[Command] = []
 
@@ -95,6 +108,8 @@ class Coordinator:
                 self.dispatcher.add_fleet(event.size, event.devices, without=self.quarantined)
             case messages.WorkerJoined():
                 self.dispatcher.device_of[event.worker] = event.device
+            case messages.WorkerDeclared():
+                pass  # for the ledger: the server refuses what contradicts it before the coordinator hears of it
             case messages.WorkerLeft():
                 self._left(event.worker)
             case messages.LeaseReturned():
@@ -113,14 +128,22 @@ class Coordinator:
             case messages.WorkerReadmitted():
                 self.judge.quarantined.readmit(event.worker)
             case messages.HeartbeatArrived():
-                self.book.extend(event.task, self.at + self.plan.lease_s)
+                self._beat(event.task)
+            case messages.RunPaused():
+                self.dispatcher.pause()
+            case messages.RunResumed():
+                self.dispatcher.paused = False
             case messages.Evaluated():
                 self._evaluated(event)
+            case messages.RunExtended():
+                self._extended(event)
             case _:
                 assert_never(event)
         self.end_if_enough()
-        if not commands or not any(map(self._is_awaited, commands)):
-            self._trigger()
+        if not isinstance(event, messages.RunExtended):  # after which nothing has changed for those who wait
+            self.awaits = bool(commands) and any(map(self._is_awaited, commands))
+            if not self.awaits:
+                self._trigger()
         if self.end_reason:
             self._finish_if_done()
         self._wake_next()
@@ -134,9 +157,23 @@ class Coordinator:
         return self.applied - self.mixed
 
     @property
+    def paused(self) -> bool:
+        return self.dispatcher.paused
+
+    @property
     def quarantined(self) -> dict[int, str]:
         """Workers that are given no task, and why."""
         return self.judge.quarantined.reasons
+
+    @property
+    def all_refused(self) -> bool:
+        """Were updates judged, and none applied?"""
+        return self.judge.decisions > 0 and not self.applied
+
+    @property
+    def result(self) -> int:
+        """The version that the run is about: the one that reached the target, or the newest."""
+        return self.t if self.result_t is None else self.result_t
 
     @property
     def needs_distance(self) -> bool:
@@ -171,15 +208,26 @@ class Coordinator:
     # --- workers -----------------------------------------------------------------------------------------------------
 
     def _requested(self, worker: int) -> None:
-        lease = self.book.of_worker(worker)
         if self.end_reason:
             self._commands.append(messages.TellFinished(worker))
         elif worker in self.quarantined:
             self._commands.append(messages.TellQuarantined(worker, self.quarantined[worker]))
-        elif lease:
-            self._commands.append(messages.SendTask(lease))
         else:
-            self.dispatcher.wait(worker)
+            self._heard_again(worker)
+            lease = self.book.of_worker(worker)
+            if lease:
+                self._commands.append(messages.SendTask(lease))
+            else:
+                self.dispatcher.wait(worker)
+
+    def _beat(self, task: int) -> None:
+        silent = self.silent.get(task)
+        if silent and not self.end_reason:
+            self._heard_again(silent.worker)
+        self.book.extend(task, self.at + self.plan.hold_s)
+
+    def _heard_again(self, worker: int) -> None:
+        self._commands += self.dispatcher.heard_again(worker, self.at, self.t, self.t_decided, self.queued)
 
     def _left(self, worker: int) -> None:
         self._commands += self.dispatcher.dismiss(worker)
@@ -189,6 +237,8 @@ class Coordinator:
         lease = self.leases.get(event.task)
         if lease and lease.worker == event.worker:
             self._commands.append(self.dispatcher.release(lease))
+        elif event.task in self.silent and self.silent[event.task].worker == event.worker:
+            self._commands += self.dispatcher.give_away(event.worker)
 
     def _bad_arrived(self, event: messages.BadUpdateArrived) -> None:
         """It counts where a push would be judged: under an open or released lease of the worker that sent it."""
@@ -229,7 +279,8 @@ class Coordinator:
         )
         if outcome is Outcome.BUSY:
             return messages.AnswerPush(event.worker, event.task, outcome, retry_after_s=self.plan.retry_after_s)
-        return messages.AnswerPush(event.worker, event.task, outcome, self._decided(event, lease, outcome))
+        why = self.judge.too_large_value(event) if outcome is Outcome.TOO_LARGE else ""
+        return messages.AnswerPush(event.worker, event.task, outcome, self._decided(event, lease, outcome), why=why)
 
     def _is_too_stale(self, lease: Lease) -> bool:
         bound = 0 if self.scheduler.group else self.plan.bound()
@@ -245,7 +296,7 @@ class Coordinator:
     def _apply(self, decision: Decision, mix: Mix) -> None:
         lease = decision.lease
         self.applied += 1
-        self.gradients_mixed += decision.gradients
+        self.gradients_mixed = min(self.gradients_mixed + decision.gradients, messages.TOTAL_MAX)
         self.group.took(lease.device)
         if self.scheduler.local_iterations_max:
             self.dispatcher.speeds.learn(lease, self.at, decision.gradients)
@@ -319,12 +370,31 @@ class Coordinator:
 
     def _evaluated(self, event: messages.Evaluated) -> None:
         self.evaluations.append(event)
+        if self.plan.keep_best and self.plan.keep_best.better(event, self.best):
+            self.best = event
         if self.plan.target and self.plan.target.reached(event.metrics) and not self.end_reason:
             self.end_reason = f"target {self.plan.target} reached at epoch {event.t}"
+            self.result_t = event.t
+
+    def _extended(self, event: messages.RunExtended) -> None:
+        """Go on with other ends; tasks that were not granted because the run had ended are granted now."""
+        had_ended, self.end_reason = bool(self.end_reason), ""
+        self.finished, self.result_t, self.extended = False, None, True
+        self.plan = Ends.said_by(event).put_into(self.plan)
+        if had_ended and not self.awaits:
+            self._trigger()
 
     def end_if_enough(self) -> None:
-        if not self.end_reason:
-            self.end_reason = self.plan.end(self.t_decided, self.gradients, self.at, self.judge.not_finite)
+        if self.end_reason:
+            return
+        self.end_reason = self.plan.end(self.t_decided, self.gradients, self.at)
+        if self.end_reason:
+            self.failed = self.all_refused
+            self.end_reason += f"; all {self.judge.decisions} updates were refused" if self.failed else ""
+            return
+        if self.judge.refused:
+            self.end_reason = self.plan.failure(self.t, self.judge.not_finite, self.judge.refused)
+            self.failed = bool(self.end_reason)
 
     def _finish_if_done(self) -> None:
         if not self.finished and not self.queued and self.t == self.t_decided:

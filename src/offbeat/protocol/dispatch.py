@@ -4,6 +4,9 @@ Rules kept here:
 - As many tasks are in flight as the plan allows, and no device has more of them than it may.
 - Groups: the next tasks start when the version of the group before them is published.
 - Under `pace` new leases wait rather than let an open one become too stale.
+- A silent worker's first sign of life decides: it gets its lease back if it comes in time and there is room for it;
+  else its place was given away, and what it pushes is a late push.
+- While the run is paused nothing is granted; a silent worker may still get its own lease back.
 - What it does is told as commands; what has been published and queued is told to it.
 """
 
@@ -13,7 +16,7 @@ from math import inf
 from offbeat.protocol.contribution import Contribution
 from offbeat.protocol.idle import Idle
 from offbeat.protocol.leases import LeaseBook
-from offbeat.protocol.messages import Command, Evaluated, Lease, ReleaseTask, SendTask
+from offbeat.protocol.messages import Command, EndSilence, Evaluated, Lease, ReleaseTask, SendTask
 from offbeat.protocol.pacing import Group, Pace
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler, Speeds
@@ -40,6 +43,7 @@ class Dispatcher:
         """Nothing is triggered before."""
         self.retry_due = inf
         """There was room and no worker was available: try again then."""
+        self.paused = False
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
@@ -57,10 +61,10 @@ class Dispatcher:
         self.idle.add(worker, self._mass(worker))
 
     def dismiss(self, worker: int, *, revoked: bool = False) -> list[Command]:
-        """The worker no longer waits, and its open lease is released."""
+        """The worker no longer waits, and its open or silent lease is released."""
         self.idle.discard(worker)
         lease = self.book.of_worker(worker)
-        return [self.release(lease, revoked=revoked)] if lease else []
+        return [self.release(lease, revoked=revoked)] if lease else self.give_away(worker, revoked=revoked)
 
     def _mass(self, worker: int) -> float:
         return self.contribution.mass.get(self.device(worker), 0.0)
@@ -73,6 +77,34 @@ class Dispatcher:
         self.book.release(lease, revoked=revoked)
         return ReleaseTask(lease, revoked)
 
+    def give_away(self, worker: int, *, revoked: bool = False) -> list[Command]:
+        """The worker does not get its silent lease back."""
+        lease = self.book.silent_of(worker)
+        if lease is None:
+            return []
+        self.book.release(lease, revoked=revoked)
+        return [EndSilence(lease, resumed=False)]
+
+    def heard_again(self, worker: int, at: float, t: int, t_decided: int, queued: int) -> list[Command]:
+        """The worker is there: where it was silent, it gets its lease back, or it was given away."""
+        lease = self.book.silent_of(worker)
+        if lease is None or not self._can_resume(lease, at, t, t_decided, queued):
+            return self.give_away(worker)
+        return [EndSilence(self.book.reopen(lease, at + self.plan.hold_s), resumed=True)]
+
+    def may_return(self, lease: Lease, at: float) -> bool:
+        """Has a silent lease had less than `lease_s` without a sign of life?"""
+        return at < lease.deadline + (self.plan.lease_s - self.plan.hold_s)
+
+    def _can_resume(self, lease: Lease, at: float, t: int, t_decided: int, queued: int) -> bool:
+        return (
+            self.may_return(lease, at)
+            and self._room(t, t_decided)
+            and self._is_free(lease.device)
+            and (not self.scheduler.group or lease.tau == t)
+            and self.pace.admits_again(lease, t, queued)
+        )
+
     def close(self, lease: Lease) -> None:
         self.pace.closed(lease)
         self.book.close(lease)
@@ -81,21 +113,34 @@ class Dispatcher:
         """The server was restarted: no worker waits any more, and every open lease has its full time anew."""
         self.idle.clear()
         for task in self.book.open:
-            self.book.extend(task, at + self.plan.lease_s)
+            self.book.extend(task, at + self.plan.hold_s)
 
     def release_expired(self, at: float) -> list[Command]:
         if at >= self.retry_due:
             self.retry_due = inf
-        return [self.release(lease) for lease in self.book.expired(at)]
+        return [self._expire(lease) for lease in self.book.expired(at)]
+
+    def _expire(self, lease: Lease) -> Command:
+        if self.plan.silent_s == inf:
+            return self.release(lease)
+        self.pace.closed(lease)
+        self.book.silence(lease)
+        return ReleaseTask(lease, revoked=False, silent=True)
 
     # --- triggering --------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Grant nothing from now on; no lease is to blame that others wait."""
+        self.paused, self.pace.held_back = True, None
 
     def next_due(self, at: float) -> float:
         """The next moment at which a lease runs out, a group is due, or workers may be triggered."""
         due = min(self.book.next_deadline(), self.retry_due, self.group.due)
-        if self.trigger_due > at and len(self.idle):
+        if self.paused or not len(self.idle):
+            return due
+        if self.trigger_due > at:
             due = min(due, self.trigger_due)
-        if self.pace.held_back and len(self.idle):
+        if self.pace.held_back:
             due = min(due, max(self.pace.gives_up_at(), self.trigger_due))
         return due
 
@@ -104,7 +149,7 @@ class Dispatcher:
     ) -> list[Command]:
         """Give tasks to waiting workers while there is room for more."""
         waiting, held_back = len(self.idle), False
-        if at < self.trigger_due or not waiting:
+        if self.paused or at < self.trigger_due or not waiting:
             return []
         commands: list[Command] = []
         while waiting and self._room(t, t_decided):
@@ -137,13 +182,14 @@ class Dispatcher:
         return True
 
     def _can_take(self, worker: int, at: float) -> bool:
-        device = self.device(worker)
+        return self._is_free(self.device(worker)) and self.available(worker, at)
+
+    def _is_free(self, device: int) -> bool:
+        """May it have one more task?"""
         limit = 1 if self.scheduler.group else self.plan.tasks_per_device
         if limit is not None and self.book.open_on(device) >= limit:
             return False
-        if self.scheduler.group and device in self.group.devices:
-            return False
-        return self.available(worker, at)
+        return not self.scheduler.group or device not in self.group.devices
 
     def _grant(self, worker: int, at: float, t: int, evaluations: Sequence[Evaluated]) -> Lease:
         device = self.device(worker)
@@ -151,4 +197,4 @@ class Dispatcher:
             self.group.granted(at)
         gamma = self.scheduler.gamma(t, evaluations) if self.scheduler.gamma else None
         iterations = self.scheduler.local_iterations(self.speeds.of(device), self.speeds.fastest)
-        return self.book.grant(worker, device, t, at, at + self.plan.lease_s, iterations, gamma)
+        return self.book.grant(worker, device, t, at, at + self.plan.hold_s, iterations, gamma)

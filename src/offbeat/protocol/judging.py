@@ -3,8 +3,8 @@
 Rules kept here:
 - A task is answered once. A push that comes again gets the first answer again and changes nothing.
 - A worker whose updates are bad too often in a row is quarantined. Bad is what no honest training produces: garbage,
-  NaN or infinity, a distance that the gate refuses. A late update is not bad. One applied update makes up for every bad
-  one before it.
+  NaN or infinity, a value above value_max, a distance that the gate refuses, a false claim. A late update is not bad.
+  One applied update makes up for every bad one before it.
 - A quarantine belongs to the worker's number: leaving and joining again does not lift it; only a readmission does.
 - The rule sees an update as the gate lets it through.
 """
@@ -34,7 +34,9 @@ class Judge:
         """Decisions made so far; the newest one has this number."""
         self.duplicates = 0
         self.not_finite = 0
-        """Updates in a row that were refused for NaN or infinity."""
+        """Updates in a row that were refused for NaN, infinity or a value above value_max."""
+        self.refused = 0
+        """Updates in a row that were refused for any reason but the end of the run."""
 
     def known_answer(self, event: UpdateArrived) -> AnswerPush | None:
         """The answer to a task that was answered before."""
@@ -54,6 +56,8 @@ class Judge:
             return Outcome.QUARANTINED
         if not event.finite:
             return Outcome.NOT_FINITE
+        if self.too_large_value(event):
+            return Outcome.TOO_LARGE
         if stale:
             return Outcome.TOO_STALE
         if not self._gated(event)[0]:
@@ -65,7 +69,10 @@ class Judge:
         mix = self._weighed(event, lease, t) if outcome is Outcome.APPLIED else None
         self.decisions += 1
         if outcome is not Outcome.QUARANTINED:  # the values of a quarantined worker's update were not looked at
-            self.not_finite = self.not_finite + 1 if outcome is Outcome.NOT_FINITE else 0
+            diverged = outcome is Outcome.NOT_FINITE or bool(self.too_large_value(event))
+            self.not_finite = self.not_finite + 1 if diverged else 0
+        if outcome is not Outcome.FINISHED:
+            self.refused = 0 if mix is not None else self.refused + 1
         staleness, counts = t - 1 - lease.tau, (event.samples, event.gradients)
         return Decision(self.decisions, event.at, lease, outcome, t, staleness, mix, *counts)
 
@@ -80,10 +87,18 @@ class Judge:
             self.quarantined.forgive(event.worker)
         elif outcome is Outcome.NOT_FINITE:
             return "its update holds NaN or infinity"
+        elif outcome is Outcome.TOO_LARGE and (too_large := self.too_large_value(event)):
+            return too_large
         elif outcome is Outcome.TOO_LARGE and self.plan.gate:
             limit = self.plan.gate.limit(self.accepted)
             return f"its ||x_new - x_tau|| is {event.distance:g}; {limit:g} is accepted"
         return ""
+
+    def too_large_value(self, event: UpdateArrived) -> str:
+        """What is wrong with the largest value of this update; empty where it is in bounds."""
+        if event.largest is None or event.largest <= self.plan.value_max:
+            return ""
+        return f"its update holds a value of {event.largest:g}; value_max is {self.plan.value_max:g}"
 
     def _weighed(self, event: UpdateArrived, lease: Lease, t: int) -> Mix:
         factor, accepted = self._gated(event)

@@ -1,6 +1,7 @@
 """Owns the book of leases: who has which task, until when, and which were released and may still be pushed.
 
-It keeps indexes consistent and decides nothing; that is the coordinator's.
+A lease is open, silent or released. A silent one has lost its place, because its worker was not heard of, and may be
+opened again. The book keeps indexes consistent and decides nothing; that is the coordinator's.
 """
 
 import heapq
@@ -17,11 +18,13 @@ SLACK = 256
 
 
 class LeaseBook:
-    """Open leases by task, worker and device, their deadlines, and the latest released ones."""
+    """Open leases by task, worker and device, their deadlines, the silent ones, and the latest released ones."""
 
     def __init__(self, released_kept: int) -> None:
         self.open: dict[int, Lease] = {}
         """In the order in which they were granted, so that the first has the oldest tau."""
+        self.silent: dict[int, Lease] = {}
+        """In the order in which they became silent; a worker has at most one, and no open lease then."""
         self.released: OrderedDict[int, tuple[Lease, bool]] = OrderedDict()
         """Released leases, and whether they were revoked: then a late push is refused whatever its staleness."""
         self.deadlines: list[tuple[float, int]] = []
@@ -31,6 +34,7 @@ class LeaseBook:
         """Tasks that every device was given so far."""
         self._released_kept = released_kept
         self._task_of: dict[int, int] = {}
+        """Of the open or silent lease of every worker that has one."""
         self._open_on: dict[int, int] = {}
 
     def grant(
@@ -56,8 +60,10 @@ class LeaseBook:
         heapq.heappush(self.deadlines, (lease.deadline, lease.task))
 
     def of_worker(self, worker: int) -> Lease | None:
-        task = self._task_of.get(worker)
-        return None if task is None else self.open[task]
+        return self.open.get(self._task_of.get(worker, 0))
+
+    def silent_of(self, worker: int) -> Lease | None:
+        return self.silent.get(self._task_of.get(worker, 0))
 
     def open_on(self, device: int) -> int:
         return self._open_on.get(device, 0)
@@ -68,18 +74,22 @@ class LeaseBook:
 
     def find(self, task: int) -> tuple[Lease | None, bool]:
         """The lease under which a push of this task is judged, open or released, and whether it was revoked."""
-        lease = self.open.get(task)
+        lease = self.open.get(task) or self.silent.get(task)
         return (lease, False) if lease else self.released.get(task, (None, False))
 
     def close(self, lease: Lease) -> None:
         """The task is over: answered, expired, revoked or handed back."""
         self.released.pop(lease.task, None)
+        if self.silent.pop(lease.task, None) or self._left_open(lease):
+            del self._task_of[lease.worker]
+
+    def _left_open(self, lease: Lease) -> bool:
         if self.open.pop(lease.task, None) is None:
-            return
-        del self._task_of[lease.worker]
+            return False
         self._open_on[lease.device] -= 1
         if not self._open_on[lease.device]:
             del self._open_on[lease.device]
+        return True
 
     def release(self, lease: Lease, *, revoked: bool) -> None:
         """Close a lease, but remember it for a late push."""
@@ -88,40 +98,65 @@ class LeaseBook:
         if len(self.released) > self._released_kept:
             self.released.popitem(last=False)
 
+    def silence(self, lease: Lease) -> None:
+        """Take the place of an open lease away, and keep the lease for its worker."""
+        self._left_open(lease)
+        self.silent[lease.task] = lease
+
+    def reopen(self, lease: Lease, deadline: float) -> Lease:
+        """A silent lease has a place again, among the open ones where it was: they are in the order of their grant."""
+        del self.silent[lease.task]
+        again = replace(lease, deadline=deadline)
+        self._enter(again)
+        for task in [task for task in self.open if task > lease.task]:
+            self.open[task] = self.open.pop(task)
+        return again
+
     def extend(self, task: int, deadline: float) -> None:
         lease = self.open.get(task)
         if lease:
             self.open[task] = replace(lease, deadline=deadline)
+            if deadline < lease.deadline:  # the heap would hear of it too late
+                heapq.heappush(self.deadlines, (deadline, task))
 
     def expired(self, at: float) -> list[Lease]:
         """Open leases whose deadline has passed, the earliest first, whatever heartbeats came on the way."""
-        passed = []
-        while self.deadlines and self.deadlines[0][0] <= at:
+        passed = {}
+        while self.next_deadline() <= at:
             _, task = heapq.heappop(self.deadlines)
-            lease = self.open.get(task)
-            if lease and lease.deadline > at:
-                heapq.heappush(self.deadlines, (lease.deadline, task))
-            elif lease:
-                passed.append(lease)
-        return sorted(passed, key=lambda lease: (lease.deadline, lease.task))
+            passed[task] = self.open[task]
+        return sorted(passed.values(), key=lambda lease: (lease.deadline, lease.task))
 
     def next_deadline(self) -> float:
-        """When the next open lease may run out; infinity where none is open."""
-        while self.deadlines and self.deadlines[0][1] not in self.open:
-            heapq.heappop(self.deadlines)
+        """When the next open lease runs out, whatever heartbeats came on the way; infinity where none is open.
+
+        It is a function of the open leases alone: a restored book answers alike.
+        """
         if len(self.deadlines) > 2 * len(self.open) + SLACK:
             self.deadlines = sorted((lease.deadline, task) for task, lease in self.open.items())
-        return self.deadlines[0][0] if self.deadlines else inf
+        while self.deadlines:
+            due, task = self.deadlines[0]
+            lease = self.open.get(task)
+            if lease and lease.deadline == due:
+                return due
+            if lease and lease.deadline > due:  # a heartbeat has moved it
+                heapq.heapreplace(self.deadlines, (lease.deadline, task))
+            else:
+                heapq.heappop(self.deadlines)
+        return inf
 
     def state(self, plain: Callable[[Lease], Any]) -> dict[str, Any]:
         return {
             "open": [plain(lease) for lease in self.open.values()],
+            "silent": [plain(lease) for lease in self.silent.values()],
             "released": [[plain(lease), revoked] for lease, revoked in self.released.values()],
         }
 
     def restore(self, state: dict[str, Any], lease_of: Callable[[Any], Lease]) -> None:
         for values in state["open"]:
             self._enter(lease_of(values))
+        for lease in map(lease_of, state.get("silent", ())):  # missing in states of before there were silent leases
+            self.silent[lease.task], self._task_of[lease.worker] = lease, lease.task
         for values, revoked in state["released"]:
             lease = lease_of(values)
             self.released[lease.task] = (lease, revoked)

@@ -13,13 +13,16 @@ from typing import NamedTuple
 
 from offbeat.core.rules import Mix
 
+TOTAL_MAX = (1 << 63) - 1
+"""The largest total: workers claim what is added up, and a sum of 64 bits would fit neither SQLite nor an array."""
+
 
 class Outcome(StrEnum):
     APPLIED = "applied"
     TOO_STALE = "too_stale"
     NOT_FINITE = "not_finite"
     TOO_LARGE = "too_large"
-    """||x_new - x_tau|| is above what the gate accepts."""
+    """||x_new - x_tau|| is above what the gate accepts, or a value above value_max."""
     QUARANTINED = "quarantined"
     """The worker is quarantined: its update was not looked at any further."""
     FINISHED = "finished"
@@ -41,6 +44,7 @@ class Lease:
     tau: int
     granted_at: float
     deadline: float
+    """When its place is given to others, unless its worker is heard of before."""
     local_iterations: int | None = None
     gamma: float | None = None
 
@@ -91,6 +95,18 @@ class WorkerJoined:
     """What the worker calls itself; a server knows it again by this."""
     session: str = ""
     """Digest of the secret that the worker's messages carry."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDeclared:
+    """The worker said what its pushes are held to; or its first applied update, where it did not say."""
+
+    at: float
+    worker: int
+    samples: int | None = None
+    """How many samples its device holds."""
+    base: str = ""
+    """Digest of the layout and the frozen arrays of its model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +163,12 @@ class LossAccepted:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatArrived:
+    """The worker of this task is at work on it; a silent one may get its lease back."""
+
     at: float
     task: int
+    worker: int | None = None
+    """Missing in ledgers of before it was recorded; nothing is decided by it, since only a lease's worker is heard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +188,8 @@ class UpdateArrived:
     """The data plane no longer has x_tau, which the rule or the gate needs."""
     spent: Spent | None = None
     """For people who look; nothing is decided by it."""
+    largest: float | None = None
+    """The largest absolute value in it, where that is above value_max; None where it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +220,18 @@ class WorkerReadmitted:
 
 
 @dataclass(frozen=True, slots=True)
+class RunPaused:
+    """An operator decided that no task is given out until the run is resumed; open leases go on and are judged."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunResumed:
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateMixed:
     """The data plane applied the decision of this sequence number."""
 
@@ -221,16 +255,30 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class RunExtended:
+    """The run has these ends from now on, and no others; one that had ended goes on. None is no such end."""
+
+    at: float
+    epochs: int | None
+    gradients: int | None
+    until_s: float | None
+    target: str | None
+    handled: int | None = None
+    """Of a simulated run: how many events came before, so that it is led to this one again."""
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """The moment of an earlier `WakeAt` has come."""
 
     at: float
 
 
-OfWorker = WorkerJoined | WorkerLeft | TaskRequested | RequestEnded | WorkerBarred | WorkerReadmitted
+OfWorker = WorkerJoined | WorkerDeclared | WorkerLeft | TaskRequested | RequestEnded | WorkerBarred | WorkerReadmitted
 OfTask = LeaseReturned | HeartbeatArrived | UpdateArrived | BadUpdateArrived
-OfRun = FleetJoined | ServerRestarted | LossAccepted | UpdateMixed | VersionPublished | Evaluated | TimePassed
-Event = OfWorker | OfTask | OfRun
+OfRun = FleetJoined | ServerRestarted | LossAccepted | RunPaused | RunResumed | RunExtended
+OfPlane = UpdateMixed | VersionPublished | Evaluated | TimePassed
+Event = OfWorker | OfTask | OfRun | OfPlane
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
@@ -247,6 +295,16 @@ class ReleaseTask:
 
     lease: Lease
     revoked: bool
+    silent: bool = False
+    """Its worker was not heard of for too long; it may get the lease back when it is heard of again."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndSilence:
+    """The worker of a silent lease was heard of again: the lease is open again (`resumed`), or released for good."""
+
+    lease: Lease
+    resumed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,9 +332,12 @@ class AnswerPush:
     retry_after_s: float | None = None
     repeated: bool = False
     """The task was answered before: this is the first answer again."""
+    why: str = ""
+    """In words, where the outcome does not say enough."""
 
     def again(self) -> "AnswerPush":
-        return AnswerPush(self.worker, self.task, self.outcome, self.decision, self.retry_after_s, repeated=True)
+        facts = (self.worker, self.task, self.outcome, self.decision, self.retry_after_s)
+        return AnswerPush(*facts, repeated=True, why=self.why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +376,6 @@ class Finish:
     reason: str
 
 
-ToWorker = SendTask | ReleaseTask | AnswerPush | TellFinished | TellQuarantined
+ToWorker = SendTask | ReleaseTask | EndSilence | AnswerPush | TellFinished | TellQuarantined
 ToServer = MixUpdate | PublishVersion | EvaluateModel | WakeAt | Quarantine | Finish
 Command = ToWorker | ToServer

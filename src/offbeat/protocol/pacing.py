@@ -36,6 +36,12 @@ class Pace:
             self.held_back = (oldest.task, at)
         return False
 
+    def admits_again(self, silent: Lease, t: int, queued: int) -> bool:
+        """Would every lease stay within the bound with this silent one among them again?"""
+        oldest = self._book.oldest()
+        tau = silent.tau if oldest is None else min(silent.tau, oldest.tau)
+        return self._bound is None or (t - tau) + len(self._book.open) + queued <= self._bound
+
     def gives_up_at(self) -> float:
         """When the lease that holds others back has done so for too long; infinity where none does."""
         return self.held_back[1] + self._wait_s if self.held_back else inf

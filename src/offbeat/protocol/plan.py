@@ -9,6 +9,7 @@ from typing import Literal, Self, get_args
 
 from offbeat.core.gate import Gate
 from offbeat.errors import InvalidValue
+from offbeat.protocol.best import BestBy
 
 StalenessPolicy = Literal["weigh", "reject", "pace"]
 
@@ -49,6 +50,9 @@ class Plan:
     """Open leases that one device may have; None is no limit."""
     lease_s: float = 3600.0
     """A lease without a sign of life for this long is released."""
+    silent_s: float = inf
+    """A worker without a sign of life for this long is silent: others get its place, and it gets its lease back where
+    it is heard of within `lease_s` and there is room."""
     queue_max: int = 64
     """Updates decided on and not yet mixed; more are told to come back."""
     retry_after_s: float = 1.0
@@ -59,6 +63,8 @@ class Plan:
     """Under `pace`, a lease that holds others back for longer is revoked."""
     gate: Gate | None = None
     """How far an update may lie from its x_tau; None is any distance."""
+    value_max: float = inf
+    """The largest absolute value that an update may hold."""
     bad_updates_max: int | None = None
     """Bad updates in a row for which a worker is quarantined; None is never."""
     epochs: int | None = None
@@ -66,7 +72,11 @@ class Plan:
     until_s: float = inf
     target: Target | None = None
     not_finite_max: int | None = None
-    """Updates in a row refused for NaN or infinity that end the run: training has diverged."""
+    """Updates in a row refused for NaN, infinity or a value above value_max that end the run: training has diverged."""
+    refused_max: int | None = None
+    """Updates in a row that were refused, whatever for, that end the run: the model stands still."""
+    keep_best: BestBy | None = None
+    """By which metric the best version is kept; nothing is decided by it."""
     evaluate_every: int = 1
     """Versions between two evaluations."""
     answers_kept: int = 100_000
@@ -77,11 +87,13 @@ class Plan:
     def __post_init__(self) -> None:
         for name in ("in_flight_max", "queue_max", "evaluate_every", "answers_kept", "released_kept"):
             self._at_least(name, 1)
-        for name in ("tasks_per_device", "bad_updates_max", "epochs", "gradients", "not_finite_max"):
+        for name in ("tasks_per_device", "bad_updates_max", "epochs", "gradients", "not_finite_max", "refused_max"):
             self._at_least(name, 1)
-        for name in ("lease_s", "retry_after_s", "pace_wait_s", "until_s"):
+        for name in ("lease_s", "silent_s", "retry_after_s", "pace_wait_s", "until_s"):
             if not getattr(self, name) > 0:
                 raise InvalidValue(f"{name} is {getattr(self, name)!r} but must be > 0 seconds")
+        if not self.value_max > 0:
+            raise InvalidValue(f"value_max is {self.value_max!r} but must be a number > 0; inf is no limit")
         if self.staleness_policy not in get_args(StalenessPolicy):
             allowed = ", ".join(get_args(StalenessPolicy))
             raise InvalidValue(f"staleness_policy is {self.staleness_policy!r}; use one of {allowed}")
@@ -97,13 +109,22 @@ class Plan:
         if value is not None and value < least:
             raise InvalidValue(f"{name} is {value!r} but must be a whole number >= {least}")
 
+    @property
+    def hold_s(self) -> float:
+        """How long a lease keeps its place without a sign of life."""
+        return min(self.silent_s, self.lease_s)
+
+    def excess(self, largest: float) -> float | None:
+        """The largest absolute value of an update, where the coordinator must know of it: above value_max."""
+        return largest if self.value_max < largest < inf else None
+
     def bound(self) -> float:
         """The largest staleness that is accepted."""
         if self.staleness_policy == "weigh" or self.staleness_max is None:
             return inf
         return self.staleness_max
 
-    def end(self, t: int, gradients: int, at: float, not_finite: int) -> str:
+    def end(self, t: int, gradients: int, at: float) -> str:
         """Why a run that has come so far ends; empty where it goes on. A target is looked at when it is evaluated."""
         if self.epochs is not None and t >= self.epochs:
             return f"{self.epochs} epochs"
@@ -111,6 +132,12 @@ class Plan:
             return f"{self.gradients} gradients"
         if at >= self.until_s:
             return f"{self.until_s:g} s"
+        return ""
+
+    def failure(self, t: int, not_finite: int, refused: int) -> str:
+        """Why a run with so many bad or refused updates in a row cannot go on; empty where it can."""
         if self.not_finite_max is not None and not_finite >= self.not_finite_max:
-            return f"diverged: the last {not_finite} updates were NaN or infinite"
+            return f"diverged: the last {not_finite} updates were NaN, infinite or above value_max"
+        if self.refused_max is not None and refused >= self.refused_max:
+            return f"stuck: the last {refused} updates were refused, and the model has not changed since epoch {t}"
         return ""

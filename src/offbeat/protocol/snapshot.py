@@ -14,6 +14,7 @@ from offbeat.core.rules import Mix, Rule
 from offbeat.errors import InvalidValue
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.dispatch import Available
+from offbeat.protocol.ends import Ends
 from offbeat.protocol.messages import AnswerPush, Decision, Evaluated, Lease, Outcome
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
@@ -38,6 +39,9 @@ def snapshot(c: Coordinator, *, answers: bool = True) -> State:
         "conduct": c.judge.quarantined.state(),
         "ending": c.end_reason,
         "finished": c.finished,
+        "failed": c.failed,
+        "result_t": c.result_t,
+        "ends": list(Ends.of(c.plan)) if c.extended else None,
         "book": c.book.state(_from_lease),
         "answers": [_from_answer(answer) for answer in c.judge.answers.values()] if answers else None,
         "idle": c.idle.state(),
@@ -72,6 +76,7 @@ def restored(
     c.judge.memory, c.judge.accepted = state["memory"], state["accepted"]
     c.judge.quarantined.restore(state["conduct"])
     c.end_reason, c.finished = state["ending"], state["finished"]
+    _restore_end(c, state)
     c.book.restore(state["book"], _lease)
     known = map(_again, decided) if state["answers"] is None else map(_answer, state["answers"])
     c.judge.answers = OrderedDict((answer.task, answer) for answer in known)
@@ -80,9 +85,18 @@ def restored(
     c.idle.restore(state["idle"])
     c.contribution.restore(state["contribution"])
     c.evaluations = [Evaluated(at, t, metrics) for at, t, metrics in state["evaluations"]]
+    c.best = c.plan.keep_best.of(c.evaluations) if c.plan.keep_best else None
     _restore_rest(c, state["rest"])
     c.end_if_enough()  # the plan may ask for less than when the state was taken
     return c
+
+
+def _restore_end(c: Coordinator, state: State) -> None:
+    """How the run ended, and the ends that it was given later; a state of 0.1 has none of it."""
+    c.failed = state.get("failed", c.end_reason.startswith("diverged"))
+    c.result_t, ends = state.get("result_t"), state.get("ends")
+    if ends is not None:
+        c.plan, c.extended = Ends(*ends).put_into(c.plan), True
 
 
 def _rest(c: Coordinator) -> State:
@@ -101,6 +115,9 @@ def _rest(c: Coordinator) -> State:
         "gradients_mixed": c.gradients_mixed,
         "tasks": d.book.tasks,
         "held": d.pace.held_back,
+        "paused": d.paused,
+        "awaits": c.awaits,
+        "refused": c.judge.refused,
     }
 
 
@@ -109,10 +126,12 @@ def _restore_rest(c: Coordinator, state: State) -> None:
     c.woken_at, d.retry_due = moment(moments["_woken_at"]), moment(moments["_retry_due"])
     d.trigger_due = -inf if state["never_triggered"] else moment(moments["_trigger_due"])
     c.evaluated_t, c.gradients_mixed = state["evaluating"], state["gradients_mixed"]
+    c.awaits, c.judge.refused = state.get("awaits", False), state.get("refused", c.judge.not_finite)
     d.device_of, d.fleet = dict(state["device_of"]), state["fleet"]
     d.book.tasks, d.book.tasks_of = state["tasks"], dict(state["numbers"])
     d.speeds.restore(state["speeds"])
     d.group.restore(state["group"])
+    d.paused = state.get("paused", False)  # missing in states of before a run could be paused
     d.pace.held_back = None if state["held"] is None else (state["held"][0], state["held"][1])
 
 

@@ -8,6 +8,7 @@ Rules kept here:
 - What the ledger says is counted from the ledger; the summary adds what only it knows.
 """
 
+import json
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from offbeat.protocol.messages import Outcome
 from offbeat.report.contributions import DeviceFold
 from offbeat.report.run_curve import RunCurve
 from offbeat.report.troubles import Troubles
-from offbeat.storage.fold import FEEDS, RunFold, Taker
+from offbeat.storage.fold import FEEDS, Rows, RunFold, Taker
 from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import metrics_in
@@ -62,7 +63,7 @@ class RunFacts:
     @property
     def aim(self) -> int | None:
         """After how many epochs it ends, where that is set."""
-        epochs = self.summary.get("epochs") or self.settings.get("epochs")
+        epochs = self.summary.get("epochs") or (self.fold.ends or self.settings).get("epochs")
         return epochs if isinstance(epochs, int) else None
 
     @property
@@ -131,15 +132,20 @@ class TaskMarks:
     def takers(self) -> Mapping[str, Taker]:
         return {
             "leased": lambda rows: _mark(self._leased, [row[2] for row in rows]),
-            "released": lambda rows: _mark(self._over, [row[1] for row in rows]),
+            "released": self._released,
             "decided": lambda rows: _mark(self._over, [row[TASK] for row in rows]),
         }
 
+    def _released(self, rows: Rows) -> None:
+        """The lease of a worker that was silent may be open again."""
+        for _, task, *_, detail, kind in rows:
+            _mark(self._over, [task], over=kind == "released" or not json.loads(detail)["resumed"])
 
-def _mark(marks: bytearray, tasks: list[int]) -> None:
+
+def _mark(marks: bytearray, tasks: list[int], *, over: bool = True) -> None:
     marks.extend(bytes(max(0, max(tasks) + 1 - len(marks))))
     for task in tasks:
-        marks[task] = 1
+        marks[task] = over
 
 
 def read_run(path: Path) -> RunFacts:

@@ -38,6 +38,7 @@ ANSWERED = {
     "repeated": "Pushes that came again and got their first answer again; nothing is wrong with them.",
 }
 RELEASED = {
+    "silent": "Leases whose worker was not heard of for too long: others got its place.",
     "expired": "Leases without a sign of life until their deadline.",
     "revoked": "Leases taken back: their group went on, they held others up, or their worker was quarantined.",
     "given up": "Leases that ended because their worker left, was lost or handed them back.",
@@ -132,7 +133,8 @@ class Troubles:
                 self.quarantined[index] = one._replace(readmitted_at=at)
 
     def _released(self, rows: Rows) -> None:
-        self.released.update(_how(at, deadline, detail) for at, _, _, _, deadline, detail in rows)
+        left = (row for row in rows if row[-1] == "released")
+        self.released.update(_how(at, deadline, detail) for at, _, _, _, deadline, detail, _ in left)
 
     def _lost(self, rows: Rows) -> None:
         self.losses += len(rows)
@@ -160,8 +162,9 @@ def _counted(of: str, meanings: Mapping[str, str], counts: Counter[str]) -> Iter
 
 
 def _how(at: float, deadline: float | None, detail: str | None) -> str:
-    if detail and json.loads(detail).get("revoked"):
-        return "revoked"
+    facts = json.loads(detail or "{}")
+    if facts.get("revoked") or facts.get("silent"):
+        return "revoked" if facts.get("revoked") else "silent"
     return "expired" if deadline is not None and at >= deadline else "given up"
 
 

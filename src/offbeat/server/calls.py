@@ -1,4 +1,4 @@
-"""Owns the small calls of workers: join, ask, heartbeat, hand back, leave; and the administrator's readmit.
+"""Owns the small calls of workers: join, ask, heartbeat, hand back, leave; and the administrator's, such as readmit.
 
 Rules kept here:
 - A worker's number and session are on the disk before it hears of them; a lease likewise.
@@ -16,6 +16,7 @@ from offbeat.hosting.loading import OFFERED, OVERRIDES
 from offbeat.protocol import messages
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Lease
+from offbeat.server import claims
 from offbeat.server.access import Role, digest_of
 from offbeat.server.context import (
     NUMBER_DIGITS_MAX,
@@ -46,6 +47,7 @@ JOIN = {
     "task": (str,),
     "device": (int, type(None)),
     "holding": (int, type(None)),
+    **claims.DECLARATION,
 }
 
 
@@ -65,8 +67,10 @@ async def join(request: web.Request) -> web.Response:
         raise Refusal("bad_request", f"holding is {holding!r:.40} but must be the number of a task")
     if device is not None and not 0 <= device < context.devices:
         raise Refusal("bad_request", f"device is {device} but must lie in 0..{context.devices - 1}")
+    declaration = claims.declaration_in(context, body)
     async with context.joining:
         secret, session = await _joined(context, name, device, holding)
+    await claims.note(context, session, declaration)
     return answer(_about(context, session, secret), status=201)
 
 
@@ -101,19 +105,25 @@ async def _joined(
     worker = sessions.number(name)
     if device is None:
         device = sessions.device(name, context.devices)
-    await _release_other(context, worker, holding)
+    silent = await _release_other(context, worker, holding)
     secret = new_secret(worker)
     facts = (worker, device, name, digest_of(secret))
     await context.tell(lambda at: messages.WorkerJoined(at, *facts))
+    if silent is not None:
+        await context.tell(lambda at: messages.HeartbeatArrived(at, silent, worker))
     return secret, sessions.take(messages.WorkerJoined(0.0, *facts))
 
 
-async def _release_other(context: ServerContext, worker: int, holding: int | None) -> None:
-    """A worker that comes back without the task that it was leased will not do it."""
-    lease: Lease | None = await context.ask(lambda c: c.book.of_worker(worker))
-    if lease is not None and lease.task != holding:
-        task = lease.task
+async def _release_other(context: ServerContext, worker: int, holding: int | None) -> int | None:
+    """A worker that comes back without the task that it was leased will not do it.
+
+    The task, where it holds one that it was silent about.
+    """
+    lease, silent = await context.ask(lambda c: (c.book.of_worker(worker), c.book.silent_of(worker)))
+    task = (lease or silent).task if lease or silent else None
+    if task is not None and task != holding:
         await context.tell(lambda at: messages.LeaseReturned(at, worker, task))
+    return task if silent and task == holding else None
 
 
 def _about(context: ServerContext, session: WorkerSession, secret: str) -> dict[str, Any]:
@@ -123,6 +133,7 @@ def _about(context: ServerContext, session: WorkerSession, secret: str) -> dict[
         "worker": session.worker,
         "session": secret,
         "device": session.device,
+        "samples": session.samples,
         "run": context.run_id,
         "seed": context.settings.seed,
         "protocol": PROTOCOL,
@@ -142,6 +153,16 @@ async def leave(request: web.Request) -> web.Response:
     session = session_of(request, number_in_path(request, "worker"))
     await context.tell(lambda at: messages.WorkerLeft(at, session.worker))
     context.sessions.left(session.worker)
+    return web.Response(status=204)
+
+
+async def pause(request: web.Request) -> web.Response:
+    await context_of(request).tell(messages.RunPaused)
+    return web.Response(status=204)
+
+
+async def resume(request: web.Request) -> web.Response:
+    await context_of(request).tell(messages.RunResumed)
     return web.Response(status=204)
 
 
@@ -172,6 +193,7 @@ def _known_worker(request: web.Request) -> int:
 async def ask(request: web.Request) -> web.StreamResponse:
     context = context_of(request)
     session = session_of(request, number_in_path(request, "worker"))
+    claims.warn_of_unknown_base(context, session)
     session.asking = True
     try:
         news = await context.long_poll.wait(session.worker, _patience(request, context.limits.poll_s))
@@ -228,14 +250,17 @@ async def heartbeat(request: web.Request) -> web.Response:
     progress = body.get("progress")
     if progress is not None and not 0 <= progress <= 1:
         raise Refusal("bad_request", f"progress is {progress!r} but must lie in 0..1")
-    await context.ask(lambda c: _refuse_released(c, session.worker, task))
-    await context.tell(lambda at: messages.HeartbeatArrived(at, task))
+    silent = await context.ask(lambda c: _is_silent(c, session.worker, task))
+    commands = await context.tell(lambda at: messages.HeartbeatArrived(at, task, session.worker))
+    if silent and not any(isinstance(command, messages.EndSilence) and command.resumed for command in commands):
+        raise Refusal("released", f"the place of task {task} was given to another worker while this one was silent")
     session.progress = progress
     lease_s = context.run.coordinator.plan.lease_s
     return answer({"lease_s": lease_s if isfinite(lease_s) else None})
 
 
-def _refuse_released(c: Coordinator, worker: int, task: int) -> None:
+def _is_silent(c: Coordinator, worker: int, task: int) -> bool:
+    """Is this the lease of a worker that was silent? One that is over, or another worker's, is refused."""
     lease, revoked = c.book.find(task)
     if lease is None:
         raise Refusal(
@@ -243,8 +268,9 @@ def _refuse_released(c: Coordinator, worker: int, task: int) -> None:
         )
     if lease.worker != worker:
         raise Refusal("not_yours", f"task {task} was leased to another worker")
-    if task not in c.leases:
+    if task not in c.leases and task not in c.silent:
         raise Refusal("revoked" if revoked else "released", f"the lease of task {task} is over")
+    return task in c.silent
 
 
 async def hand_back(request: web.Request) -> web.Response:

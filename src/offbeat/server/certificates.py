@@ -15,8 +15,9 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import NamedTuple
 
-from offbeat.errors import InvalidValue, MissingExtra
+from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
 from offbeat.server.access import locked, write_private
+from offbeat.server.tls_words import WordsContext
 from offbeat.storage.disk import aside, cannot_write
 
 with suppress(ImportError):
@@ -86,10 +87,17 @@ def read(folder: Path) -> Issued:
     return Issued(tuple(str(name.value) for name in names), cert.not_valid_after_utc)
 
 
+def names_of(folder: Path) -> tuple[str, ...]:
+    """The hosts that the server's certificate is good for; none where they cannot be read."""
+    with suppress(OffbeatError):
+        return tuple(host.lower() for host in read(folder).hosts)
+    return ()
+
+
 def server_context(folder: Path) -> ssl.SSLContext:
     """TLS for the server: with what `make` made, or with a certificate (and its chain) and a key in their place."""
     cert, key = folder / SERVER_CERT, folder / SERVER_KEY
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = WordsContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_cert_chain(cert, key, password=str)  # "": a key with a pass phrase is refused, not asked for

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from offbeat.core.layout import Model
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.messages import Decision, TimePassed
+from offbeat.protocol.messages import Decision, Lease, TimePassed
 from offbeat.protocol.snapshot import snapshot
+from offbeat.server.open_troubles import CHECKPOINTS, OpenTroubles
 from offbeat.server.settings import ServerSettings
 from offbeat.server.update_store import UpdateStore
 from offbeat.server.version_store import VersionStore
@@ -47,11 +48,12 @@ class Checkpointer:
         versions: VersionStore,
         stood: tuple[Model, Model],
         limits: ServerSettings,
+        troubles: OpenTroubles,
     ) -> None:
         self.stood = stood
         """w and x after the last pass of the mixer that the coordinator knows of."""
         self._checkpoints, self._coordinator, self._ledger = checkpoints, coordinator, ledger
-        self._updates, self._versions, self._limits = updates, versions, limits
+        self._updates, self._versions, self._limits, self._troubles = updates, versions, limits, troubles
         self._t = self._events = self._bytes = 0
         """Where the run stood at the last checkpoint."""
         self._mark = -1
@@ -72,11 +74,17 @@ class Checkpointer:
         self._t, self._events, self._bytes = self._coordinator.t, driver.events, self._updates.bytes()
         checkpoint = self._taken()
         self._mark = checkpoint.mark
-        leased = {lease.tau for lease in self._coordinator.leases.values()}
+        leased = {lease.tau for lease in (*self._coordinator.leases.values(), *self._may_return())}
         self._writer = threading.Thread(
             target=self._write, args=(driver, checkpoint, leased), name="checkpoint", daemon=True
         )
         self._writer.start()
+
+    def _may_return(self) -> list[Lease]:
+        """Silent leases that may be opened again: the newest, so that what is kept for them is bounded."""
+        c = self._coordinator
+        silent = [lease for lease in c.silent.values() if c.dispatcher.may_return(lease, c.at)]
+        return silent[-c.plan.in_flight_max :]
 
     def _due(self, events: int) -> bool:
         """After `every` versions, many events (a fleet may only ask), or where updates need the room of others."""
@@ -102,6 +110,7 @@ class Checkpointer:
     def _write(self, driver: "Driver", checkpoint: Checkpoint, leased: set[int]) -> None:
         try:
             self._checkpoints.write(checkpoint)
+            self._troubles.over(CHECKPOINTS)
             oldest = self._checkpoints.prune()
             if oldest is not None:
                 self._prune(oldest, checkpoint.state["t"], leased)
@@ -109,13 +118,15 @@ class Checkpointer:
                     pass
         except Exception as error:  # the checkpoint before it is still good
             if not self._stopping.is_set():
-                log.warning(
-                    "a checkpoint could not be written; the next one will be tried: %s",
-                    error,
-                    exc_info=not isinstance(error, OSError),
-                )
+                self._note_failure(error)
         finally:
             self._writing.clear()
+
+    def _note_failure(self, error: Exception) -> None:
+        what = f"a checkpoint could not be written; the next one will be tried: {error}"
+        self._troubles.note(CHECKPOINTS, what)
+        if not isinstance(error, OSError):  # no fault of the disk
+            log.warning("this is why the checkpoint could not be written:", exc_info=error)
 
     def _prune(self, oldest: int, t: int, leased: set[int]) -> None:
         """Remove the updates and versions that the second-newest checkpoint does not need to be redone from.
@@ -123,8 +134,8 @@ class Checkpointer:
         `t` and `leased` were taken with the newest checkpoint: later leases start from x_t, or from newer versions.
         """
         state = json.loads((self._checkpoints.path / f"{oldest}.json").read_bytes())["state"]
-        pinned = self._versions.pins()
-        with Ledger.open(self._ledger.path, read_only=True) as ledger:  # after the pins: what was judged is here
+        self._versions.note_pins()
+        with Ledger.open(self._ledger.path, read_only=True) as ledger:  # what was judged before has its row here
             waiting = ledger.latest_applied(state["applied"] - state["mixed"], state["sequence"])
             since = [d for d in map(as_decision, ledger.rows("decided", after=oldest)) if d.mix is not None]
             if self._limits.keep_updates == "needed":
@@ -132,7 +143,7 @@ class Checkpointer:
                 there = applied_of(ledger, self._updates.tasks() - needed)
                 self._updates.remove({d.lease.task for d in there if d.sequence <= state["sequence"]})
         self._bytes = min(self._bytes, self._updates.bytes())
-        self._versions.prune({*leased, *pinned, *(d.lease.tau for d in (*waiting, *since))}, t)
+        self._versions.prune({*leased, *(d.lease.tau for d in (*waiting, *since))}, t)
 
     # --- when the driver has stopped ---------------------------------------------------------------------------------
 

@@ -1,12 +1,10 @@
 """Owns what the handlers of the HTTP API share: the run, its workers, the limits; and how a request is read."""
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib.metadata import version
-from time import monotonic
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -14,17 +12,23 @@ from aiohttp import web
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Command
 from offbeat.server.access import Role, TokenBook, TokenEntry
+from offbeat.server.asked_work import AskedWork
+from offbeat.server.client_connection import ClientConnection
 from offbeat.server.driver import Happened
-from offbeat.server.folder import Begun
+from offbeat.server.event_feed import EventFeed
+from offbeat.server.folder import Begun, heartbeat_s_of
+from offbeat.server.listener import address_of
 from offbeat.server.long_poll import LongPoll, answered
 from offbeat.server.metrics import Metrics
+from offbeat.server.places import Places, identity_of_address, identity_of_token
+from offbeat.server.push_answers import PushAnswers
 from offbeat.server.refusals import Refusal
 from offbeat.server.reports import Reports
+from offbeat.server.request_body import json_in, read_body
 from offbeat.server.served_run import ServedRun
 from offbeat.server.sessions import WorkerSession, WorkerSessions
 from offbeat.server.settings import ServerSettings
 from offbeat.settings import Settings
-from offbeat.wire import once
 
 VERSION = version("offbeat")
 PROTOCOL = 1
@@ -32,8 +36,6 @@ PROTOCOL = 1
 JSON_BYTES_MAX = 64 << 10
 SECONDS_MAX = 1e9
 NUMBER_DIGITS_MAX = 15
-HEARTBEAT_MAX_S = 30.0
-HEARTBEATS_PER_LEASE = 3
 T = TypeVar("T")
 
 
@@ -51,22 +53,24 @@ class ServerContext:
     ) -> None:
         self.run, self.long_poll, self.sessions, self.tokens = run, long_poll, sessions, tokens
         self.metrics, self.limits, self.settings = metrics, limits, settings
-        self.task = begun.about.identity
-        """What the task is called, with the digest of its file."""
+        self.task, self.about = begun.task.now, begun.about
+        """What the task is called, with the digest of its file; and what it says about itself."""
         self.run_id, self.devices = begun.run_id, begun.method.devices
         self.metrics_known = bool(begun.about.metrics)
         """Does the server evaluate? Else the workers' reports are gathered."""
+        self.asked = AskedWork.of(begun.about, settings, limits.gradients_max)
         self.reports = Reports(begun.method.plan.evaluate_every)
-        self.heartbeat_s = min(HEARTBEAT_MAX_S, begun.method.plan.lease_s / HEARTBEATS_PER_LEASE)
+        self.heartbeat_s = heartbeat_s_of(begun.method.plan)
         self.joining, self.committed = asyncio.Lock(), asyncio.Event()
         self.disk_pool = ThreadPoolExecutor(8, "disk")
         self.finished = run.coordinator.finished
-        self.troubles: dict[str, str] = {}
-        """What an administrator should look at, by what it is about, until it is over."""
-
-    @property
-    def trouble(self) -> str | None:
-        return next(iter(self.troubles.values()), None)
+        self.troubles = run.troubles
+        """What an administrator should look at, until it is over."""
+        self.push_answers = PushAnswers(run.troubles)
+        self.events = EventFeed(run.ledger.path)
+        self.listeners = Places("listeners to events", limits.listeners_max, limits.listeners_share)
+        self.forwarded = Places("requests under way", limits.connections_max, limits.connections_share)
+        """Requests that a proxy forwards, by the client that they come from."""
 
     async def tell(self, happened: Happened) -> list[Command]:
         """Tell the driver what happened; answered when it is on the disk."""
@@ -105,6 +109,27 @@ def context_of(request: web.Request) -> ServerContext:
     return request.app[CONTEXT]
 
 
+def identity_of(request: web.Request) -> str:
+    """Whose request it is, for limits of what one client may take: its token's or, without one, its address'."""
+    entry = request.get(TOKEN)
+    if entry is not None:
+        return identity_of_token(entry.name)
+    if isinstance(request.protocol, ClientConnection) and request.protocol.identity is not None:
+        return request.protocol.identity
+    return identity_of_address(address_of(request, behind_proxy=context_of(request).limits.behind_proxy))
+
+
+def counted(request: web.Request) -> AbstractContextManager[None]:
+    """While a request is answered, its connection is this client's; where a proxy forwards it, the request itself."""
+    connection = request.protocol
+    if isinstance(connection, ClientConnection):
+        if connection.identity is None:
+            return context_of(request).forwarded.held(identity_of(request))
+        if TOKEN in request:
+            connection.belongs_to(identity_of(request))
+    return nullcontext()
+
+
 # --- reading requests ------------------------------------------------------------------------------------------------
 
 
@@ -122,7 +147,6 @@ def session_of(request: web.Request, worker: int | None = None) -> WorkerSession
     entry = request.get(TOKEN)
     if entry is not None and entry.role is Role.WORKER and entry.name != found.name:
         raise Refusal("not_yours", f"this session is that of {found.name}, and the token that of {entry.name}")
-    found.heard_at = monotonic()
     return found
 
 
@@ -157,12 +181,9 @@ async def json_of(request: web.Request, known: Mapping[str, tuple[type, ...]]) -
     if request.can_read_body and request.content_type != "application/json":
         raise Refusal("media_type", f"the body is {request.content_type}, not application/json")
     try:
-        async with asyncio.timeout(context_of(request).limits.head_s):
-            text = await request.read()
-        body = json.loads(text, object_pairs_hook=once) if text else {}
-    except TimeoutError as error:
-        raise Refusal("stalled", "the body did not come in time") from error
-    except (ValueError, RecursionError) as error:
+        text = await read_body(request, context_of(request).limits.head_s)
+        body = json_in(text) if text else {}
+    except ValueError as error:
         raise Refusal("bad_request", f"the body is not JSON: {str(error)[:100]}") from error
     if not isinstance(body, dict):
         raise Refusal("bad_request", "the body must be a JSON object")

@@ -25,6 +25,7 @@ from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Command, Event
 from offbeat.server.checkpointing import Checkpointer
 from offbeat.server.mixer import Mixed, Mixer
+from offbeat.server.open_troubles import LEDGER, OpenTroubles
 from offbeat.storage.ledger import Ledger
 
 WAIT_MAX_S = 3600.0
@@ -92,7 +93,13 @@ class Driver:
     """Feeds the coordinator on a thread of its own; every public method may be called on any thread."""
 
     def __init__(
-        self, coordinator: Coordinator, ledger: Ledger, mixer: Mixer, checkpointer: Checkpointer, outside: Outside
+        self,
+        coordinator: Coordinator,
+        ledger: Ledger,
+        mixer: Mixer,
+        checkpointer: Checkpointer,
+        outside: Outside,
+        troubles: OpenTroubles,
     ) -> None:
         self.coordinator, self.ledger, self.clock = coordinator, ledger, Clock(coordinator.at)
         self.failure: BaseException | None = None
@@ -101,6 +108,7 @@ class Driver:
         """Why nothing can be decided at the moment, if so."""
         self.events = 0
         self._mixer, self._checkpointer, self._outside = mixer, checkpointer, outside
+        self._troubles = troubles
         self._stop, self._ended = threading.Event(), threading.Event()
         self._putting = threading.Lock()
         """Held while something is put, so that nothing is put behind the end."""
@@ -237,12 +245,14 @@ class Driver:
                 self.ledger.flush()
             except OffbeatError as error:
                 self.trouble = str(error)
+                self._troubles.note(LEDGER, f"nothing can be decided: {error}; make room on the disk")
                 self._refuse_current(Stuck(self.trouble))
                 self._refuse_queued(Stuck(self.trouble))
                 if self._stop.wait(STUCK_RETRY_S):
                     raise
             else:
                 self.trouble = None
+                self._troubles.over(LEDGER)
                 return
 
     # --- after the commit --------------------------------------------------------------------------------------------
@@ -275,7 +285,7 @@ class Driver:
                 self._outside.over(command.reason)
             case messages.AnswerPush():
                 pass  # the push that waits for this reads it from the commands that it is answered with
-            case messages.ReleaseTask():
+            case messages.ReleaseTask() | messages.EndSilence():
                 pass  # the worker learns of it with its next heartbeat
             case messages.Quarantine() | messages.WakeAt():
                 pass  # the first is for the ledger alone, the second was noted when it was handled

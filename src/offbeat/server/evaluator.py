@@ -42,7 +42,10 @@ class WaitingVersion(NamedTuple):
 
 
 class Evaluator:
-    """Evaluates what is put; `done` and `failed` are called on its thread."""
+    """Evaluates what is put; `done`, `failed` and `died` are called on its thread.
+
+    `died` hears of every death of the child, also where the version is tried again.
+    """
 
     def __init__(
         self,
@@ -52,11 +55,14 @@ class Evaluator:
         done: Callable[[int, Mapping[str, float]], None],
         failed: Callable[[int, str], None],
         *,
+        died: Callable[[int, str], None] = lambda _t, _why: None,
         pause_s: float = PAUSE_S,
         pause_max_s: float = PAUSE_MAX_S,
     ) -> None:
         self._process, self._file, self._header = process, folder / FILE, header_of(layout)
-        self._done, self._failed = done, failed
+        self.file = self._file
+        """Holds the version that is evaluated, from before that to the return of `done`."""
+        self._done, self._failed, self._died = done, failed, died
         self._pause_s, self._pause_max_s = pause_s, pause_max_s
         self._next_pause_s, self._again_at = pause_s, 0.0
         self._changed = threading.Condition()
@@ -90,6 +96,11 @@ class Evaluator:
         """
         with self._changed:
             return self._changed.wait_for(lambda: self._waiting is None and self._under_way is None, patience_s)
+
+    def pause(self, seconds: float) -> bool:
+        """Wait, for `done` to try again what failed; True where it is time to end."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._stopping, seconds)
 
     def stop(self) -> None:
         """Drop what waits, abandon what is under way, and close the process."""
@@ -143,6 +154,7 @@ class Evaluator:
                 return None if self._stopping else str(error)
             except TaskDied as error:
                 why = f"{error} (try {tries} of {TRIES})"
+                self._note_death(t, why)
             except Exception as error:  # the task's: asked again it would say the same
                 return str(error) or repr(error)
             self._again_at = monotonic() + self._next_pause_s
@@ -150,6 +162,12 @@ class Evaluator:
             if tries == TRIES or self._makes_way():
                 break
         return None if self._stopping else why
+
+    def _note_death(self, t: int, why: str) -> None:
+        with self._changed:
+            if self._stopping:
+                return
+        self._died(t, why)
 
     def _makes_way(self) -> bool:
         """Pause; True where a newer version is to be tried instead, or none."""

@@ -1,38 +1,45 @@
 """Owns how a served run comes to be in its folder, and how it is found there again.
 
     settings.json    what the user set, as in every run's folder
-    run.json         the run's own name, and what the task said about itself
+    run.json         the run's own name, what the task said about itself, and when a worker is silent
     x_0.safetensors  the first model
     server.json      where the server is to be found, while it runs
 
 Rules kept here:
 - A run has begun when its first checkpoint is on the disk; what a crash left before that is made anew.
-- The settings of a run never change. Those that only a simulated world has are no part of it.
+- The settings of a run never change; another end is an event in its ledger.
+- Settings that only a simulated world has are no part of a served run.
 """
 
 import json
 import secrets
 import shutil
 from dataclasses import asdict, dataclass, replace
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
 from offbeat.core.layout import Layout, Model
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.hosting.loading import identity
 from offbeat.hosting.task_host import TaskDescription
+from offbeat.hosting.task_identity import TaskNames, identities, names_in
 from offbeat.hosting.task_process import TaskProcess
-from offbeat.method import Method, method_of
+from offbeat.method import Method, as_begun, ends_of, method_of
+from offbeat.protocol.ends import Ends
+from offbeat.protocol.plan import Plan, Target
 from offbeat.server.served_run import ServedRun
 from offbeat.settings import Settings
 from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import Ledger
-from offbeat.storage.run_folder import LEDGER, X_0, RunFolder
+from offbeat.storage.run_folder import LEDGER, SETTINGS, X_0, RunFolder
 from offbeat.wire import body_of, header_of, mapped
 
 RUN, WHERE = "run.json", "server.json"
 BAD_UPDATES_MAX = 5
+HEARTBEAT_MAX_S = 30.0
+HEARTBEATS_MISSED = 3
+"""A worker that has missed this many is silent."""
 WORLD = (
     *("device_model", "down_mbps", "up_mbps", "availability", "availability_period_s", "dropout", "mix_s"),
     *("executor", "ray_address", "ray_gpus", "ray_results_max"),
@@ -46,14 +53,27 @@ class Begun:
     run_id: str
     about: TaskDescription
     method: Method
+    task: TaskNames
+    ends: Ends
+    """What the run is to end with; the method has what it began with."""
 
 
-def begin(path: Path, spec: str, settings: Settings, process: TaskProcess, x_0: Path | None) -> Begun:
+def begin(
+    path: Path,
+    spec: str,
+    settings: Settings,
+    process: TaskProcess,
+    x_0: Path | None,
+    *,
+    accept_changed_task: bool = False,
+) -> Begun:
     """Begin a run, or find the one that is there; nothing of it is left where it cannot be begun."""
     if settings.on_one_machine:
         raise InvalidValue("rule sgd trains on one machine; simulate it, or serve another rule")
+    ends, settings = ends_of(settings), _as_begun(path, settings)
     recorded = {name: value for name, value in settings.as_dict().items() if name not in WORLD}
-    folder = RunFolder.begin(path, {"task": identity(spec), "served": True, **recorded}, reopen=True)
+    names = names_in(path, identities(spec), accept_changed=accept_changed_task)
+    folder = RunFolder.begin(path, {"task": names.recorded, "served": True, **recorded}, reopen=True)
     try:
         if not list((path / "checkpoints").glob("*.json")):
             _refuse_lost(path)
@@ -62,13 +82,28 @@ def begin(path: Path, spec: str, settings: Settings, process: TaskProcess, x_0: 
             _refuse_another(path, x_0)
         facts = read_json(path / RUN)
         about = TaskDescription(**{**facts["about"], "metrics": tuple(facts["about"]["metrics"])})
-        return Begun(folder, facts["run"], about, served_method(settings, about))
+        method = served_method(settings, about, facts.get("silent_s"))
+        return Begun(folder, facts["run"], about, method, names, ends)
     except BaseException:
         folder.close()
         raise
 
 
-def served_method(settings: Settings, about: TaskDescription) -> Method:
+def _as_begun(path: Path, settings: Settings) -> Settings:
+    return as_begun(settings, read_json(path / SETTINGS)) if (path / SETTINGS).is_file() else settings
+
+
+def silent_s_of(settings: Settings) -> float | None:
+    """After how long a worker of a new run is silent; None where a lease has no end.
+
+    It is written down, since a redo must decide alike: runs of before there was silence go on without it.
+    """
+    silent_s = HEARTBEATS_MISSED * HEARTBEAT_MAX_S if settings.silent_s is None else settings.silent_s
+    held_s = replace(Plan(), silent_s=silent_s, lease_s=settings.lease_s).hold_s  # which refuses what makes no sense
+    return held_s if isfinite(held_s) else None
+
+
+def served_method(settings: Settings, about: TaskDescription, silent_s: float | None) -> Method:
     """The method of a served run; what a server cannot do is refused."""
     if about.refreshes:
         raise InvalidValue(
@@ -79,10 +114,23 @@ def served_method(settings: Settings, about: TaskDescription) -> Method:
     plan = method.plan
     if plan.bad_updates_max is None:
         plan = replace(plan, bad_updates_max=BAD_UPDATES_MAX)
-    if plan.target is not None and about.metrics and plan.target.metric not in about.metrics:
+    check_target(plan.target, about)
+    if plan.keep_best is not None and plan.keep_best.metric not in about.metrics:
+        known = ", ".join(about.metrics) or "measured by its workers, when the version that they measured is gone"
+        raise InvalidValue(f"keep_best is {plan.keep_best.metric} but the task's metrics are {known}")
+    return replace(method, plan=replace(plan, silent_s=inf if silent_s is None else silent_s))
+
+
+def heartbeat_s_of(plan: Plan) -> float:
+    """How often a worker says that it is at work."""
+    return min(HEARTBEAT_MAX_S, plan.hold_s / HEARTBEATS_MISSED)
+
+
+def check_target(target: Target | None, about: TaskDescription) -> None:
+    """Nothing may wait for a metric that will never come."""
+    if target is not None and about.metrics and target.metric not in about.metrics:
         known = ", ".join(about.metrics)
-        raise InvalidValue(f"target is {plan.target} but the task's metrics are {known}; the run would never end")
-    return replace(method, plan=plan)
+        raise InvalidValue(f"target is {target} but the task's metrics are {known}; the run would never end")
 
 
 def _refuse_lost(path: Path) -> None:
@@ -104,12 +152,13 @@ def _first(path: Path, settings: Settings, process: TaskProcess, x_0: Path | Non
     _tidy(path)
     try:
         about = process.about()
-        method = served_method(settings, about)
+        silent_s = silent_s_of(settings)
+        method = served_method(settings, about, silent_s)
         layout = process.initial(settings.seed, path / X_0)
         if x_0 is not None:
             _keep(path / X_0, _model(x_0, layout), disk)
         model = _model(path / X_0, layout)
-        facts: dict[str, Any] = {"run": secrets.token_hex(8), "about": asdict(about)}
+        facts: dict[str, Any] = {"run": secrets.token_hex(8), "about": asdict(about), "silent_s": silent_s}
         disk.write_whole(path / RUN, [json.dumps(facts, indent=2).encode()])
         ServedRun.begin(path, model, method, disk)
     except BaseException:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from offbeat.errors import OffbeatError
 from offbeat.protocol.messages import Lease, LeaseReturned, RequestEnded, SendTask, TaskRequested, TellFinished
+from offbeat.server.descriptors import stuck_refusal
 from offbeat.server.driver import Driver, Happened, Stuck, WorkerCommand
 from offbeat.server.refusals import Refusal
 
@@ -36,7 +37,7 @@ async def answered(ask: Callable[[], "Future[T]"]) -> T:
     try:
         return await asyncio.shield(asyncio.wrap_future(ask()))
     except Stuck as error:
-        raise Refusal("disk_full", str(error), retry_after_s=RETRY_AFTER_S) from error
+        raise stuck_refusal(error) from error
 
 
 async def wait_for(event: asyncio.Event, seconds: float) -> None:

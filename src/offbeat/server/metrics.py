@@ -37,6 +37,8 @@ GAUGES = {
     "workers": "Workers that have joined and not left.",
     "waiting": "Workers that wait for a task.",
     "quarantined": "Workers in quarantine.",
+    "silent": "Workers that lost their place because they were not heard of.",
+    "paused": "1 while an administrator has paused the run.",
     "staleness_mean": "Mean staleness of what was applied.",
     "staleness_largest": "Largest staleness of what was applied.",
     "disk_bytes": "Bytes of updates and versions on the disk.",

@@ -15,9 +15,13 @@ from aiohttp import web
 from offbeat.core.layout import Model
 from offbeat.server.context import ServerContext, context_of, hello, whole
 from offbeat.server.refusals import Refusal
+from offbeat.server.slow_readers import write_within
 from offbeat.wire import body_of
 
 SLICE = 1 << 20
+NO_HURRY_S = 3600.0
+"""For a slice, where no rate is asked for."""
+NAMED = ("latest", "result", "best")
 FOR_EVER = "public, max-age=31536000, immutable"
 ASK_FIRST = "no-cache"
 """It may be kept, but not used without asking, by its ETag, whether it is still what is meant."""
@@ -31,8 +35,21 @@ def address_of(run: str, t: int) -> str:
 async def pull(request: web.Request) -> web.StreamResponse:
     """A version of the run that is served now, whole or from some byte on."""
     context, text = context_of(request), request.match_info["t"]
-    t = context.run.coordinator.t if text == "latest" else _epoch(context, text)
+    t = _named(context, text) if text in NAMED else _epoch(context, text)
     return await _pulled(request, t, ASK_FIRST)
+
+
+def _named(context: ServerContext, text: str) -> int:
+    """The version that a word means now."""
+    c = context.run.coordinator
+    if text == "best":
+        if c.best is None:
+            why = "no version has been evaluated yet" if c.plan.keep_best else "no best version is kept"
+            raise Refusal("not_found", why, do="Serve the run with --keep-best METRIC, and wait for an evaluation.")
+        return c.best.t
+    if text == "result" and c.result_t is not None and context.run.kept.of(c.result_t) is not None:
+        return c.result_t
+    return c.t
 
 
 async def pull_of_run(request: web.Request) -> web.StreamResponse:
@@ -62,6 +79,7 @@ async def _pulled(request: web.Request, t: int, lifetime: str) -> web.StreamResp
     if headers["ETag"] in known or known == "*":
         return web.Response(status=304, headers=headers)
     with context.run.versions.reading(t, lambda: _cut_off(request)) as model:
+        model = context.run.kept.of(t) if model is None else model
         if model is None:
             raise Refusal("gone", f"version {t} is gone; the newest is {context.run.coordinator.t}")
         return await _send(request, model, headers)
@@ -73,7 +91,7 @@ def _cut_off(request: web.Request) -> None:
 
 
 def _epoch(context: ServerContext, text: str) -> int:
-    newest, t = context.run.coordinator.t, whole("the epoch (or latest, at /v1/models/latest)", text)
+    newest, t = context.run.coordinator.t, whole("the epoch (or latest, result or best, at /v1/models/latest)", text)
     if t > newest:
         raise Refusal("not_found", f"there is no version {t} yet; the newest is {newest}")
     return t
@@ -89,9 +107,13 @@ async def _send(request: web.Request, model: Model, headers: dict[str, str]) -> 
     if is_part:
         response.headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
     await response.prepare(request)
+    if request.method == "HEAD":
+        return response
+    limits = context_of(request).limits
+    patience_s = limits.stall_s + (SLICE / limits.upload_rate_min if limits.upload_rate_min else NO_HURRY_S)
     with suppress(ConnectionError):  # the reader went away, or was cut off
         for piece in _slices(parts, begin, end):
-            await response.write(piece)
+            await write_within(request, response, piece, patience_s)
             context_of(request).metrics.sent(len(piece))
         await response.write_eof()
     return response

@@ -1,31 +1,44 @@
 """Owns a push from its headers to its acknowledgement: checked before the body, taken in, judged once.
 
 Rules kept here:
-- A push is idempotent by its task. What is refused is refused before the body where that can be known.
+- A push is idempotent by its task: the same bytes get the same answer, and other bytes are refused.
+- What is refused is refused before the body where that can be known.
 - The acknowledgement comes after the update, its decision and all before them are on the disk.
 """
 
-import json
 import re
 from math import isfinite
 from time import monotonic
-from typing import Any, cast
+from typing import Any
 
 from aiohttp import web
 
 from offbeat.errors import InvalidValue, LayoutMismatch
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import AnswerPush, BadUpdateArrived, Lease, Outcome, Spent, UpdateArrived
-from offbeat.server.context import ServerContext, context_of, number_in_head, number_in_path, seconds, session_of
+from offbeat.server.claims import FalseClaim, contradiction, note_first
+from offbeat.server.context import (
+    ServerContext,
+    context_of,
+    identity_of,
+    number_in_head,
+    number_in_path,
+    seconds,
+    session_of,
+)
+from offbeat.server.descriptors import refusal_of, stuck_refusal
 from offbeat.server.driver import Stuck
 from offbeat.server.long_poll import answered
 from offbeat.server.refusals import Refusal, answer
+from offbeat.server.request_body import json_in
 from offbeat.server.served_run import answer_in
-from offbeat.server.uploads import DISK_FULL_RETRY_S, UPLOADS, Head, receive
+from offbeat.server.uploads import UPLOADS, Head, receive
+from offbeat.storage.judged_digest import digest_judged
 from offbeat.wire import BadPayload
 
 METRICS_MAX = 4000
 METRIC_NAME_MAX = 100
+WHY_MAX = 500
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -45,9 +58,9 @@ async def push(request: web.Request) -> web.Response:
     if not isinstance(found, Lease):
         return _acknowledged(context, found)
     uploads = request.app[UPLOADS]
-    if head.task not in uploads and len(uploads) >= context.limits.uploads_max:
+    if not uploads.has_place(head.task, identity_of(request)):
         raise Refusal("not_now", "too many uploads are under way", retry_after_s=context.settings.retry_after_s)
-    await uploads.take(head.task, head.worker, request.transport)
+    await uploads.take(head.task, head.worker, identity_of(request), request)
     try:
         if context.run.updates.has(head.task) and head.task not in uploads.whole:
             found = await _early(context, head)  # another request has brought it meanwhile
@@ -55,7 +68,11 @@ async def push(request: web.Request) -> web.Response:
             found = await _taken_in(request, context, head, found)
     finally:
         uploads.leave(head.task)
+    if found.repeated:
+        await _refuse_other_bytes(context, head)
     _note_metrics(context, head, found)
+    if found.outcome is Outcome.APPLIED and found.decision is not None:
+        await note_first(context, head.worker, found.decision.samples)
     return _acknowledged(context, found)
 
 
@@ -72,7 +89,9 @@ async def _taken_in(request: web.Request, context: ServerContext, head: Head, le
         found = await _judged(context, head, lease, monotonic() - began)
     except InvalidValue as error:
         uploads.whole.pop(head.task, None)
-        raise await _bad(context, head, error) from error
+        word = "wrong_layout" if isinstance(error, LayoutMismatch) else "not_a_model"
+        word = word if isinstance(error, LayoutMismatch | BadPayload) else "bad_request"
+        raise await _bad(context, head, word, str(error)) from error
     if found.outcome is Outcome.BUSY:
         updates.set_aside(head.task, idle=True)
     else:
@@ -115,10 +134,10 @@ def _head(request: web.Request, context: ServerContext) -> Head:
 def _metrics(request: web.Request) -> dict[str, float]:
     text = request.headers.get("Offbeat-Metrics", "{}")
     try:
-        metrics = json.loads(text) if len(text) <= METRICS_MAX else None
+        metrics = json_in(text) if len(text) <= METRICS_MAX else None
         if isinstance(metrics, dict) and all(_is_metric(name, value) for name, value in metrics.items()):
             return {name: float(value) for name, value in metrics.items()}
-    except (ValueError, RecursionError, OverflowError):
+    except ValueError:
         pass
     raise Refusal("bad_request", f"Offbeat-Metrics must be a JSON object of numbers, at most {METRICS_MAX} letters")
 
@@ -133,9 +152,14 @@ async def _early(context: ServerContext, head: Head) -> Lease | AnswerPush:
 
     A push that will be refused is refused here. The lease is passed on: the driver is not asked for it again.
     """
-    lease = await context.ask(lambda c: _leased(c, head))
-    if lease is not None:
-        return cast(Lease, lease)
+    try:
+        known: Lease | AnswerPush | None = await context.ask(lambda c: _known(context, c, head))
+    except FalseClaim as error:
+        raise await _bad(context, head, "false_claim", str(error)) from error
+    if isinstance(known, Lease):
+        return known
+    if known is not None:
+        await _refuse_other_bytes(context, head)
     return answer_in(
         await context.tell(
             lambda at: UpdateArrived(at, head.worker, head.task, head.samples, head.gradients, digest=head.digest)
@@ -143,17 +167,29 @@ async def _early(context: ServerContext, head: Head) -> Lease | AnswerPush:
     )
 
 
-def _leased(c: Coordinator, head: Head) -> Lease | None:
-    """The lease of a push that is to be judged; None where the coordinator has its answer already."""
+def _known(context: ServerContext, c: Coordinator, head: Head) -> Lease | AnswerPush | None:
+    """The lease of a push that is to be judged, or the answer that its task got before; None after the end."""
     first = c.judge.answers.get(head.task)
     if first is not None and first.worker == head.worker:
-        return None
+        return first
     _refuse_stranger(c, head.worker, head.task)
     if c.end_reason:
         return None
+    lease = c.book.find(head.task)[0]
+    false = "" if lease is None else contradiction(context, c, lease, head.samples, head.gradients)
+    if false:
+        raise FalseClaim(false)
     if c.queued >= c.plan.queue_max:
         raise _busy(c.plan.retry_after_s)
-    return c.book.find(head.task)[0]
+    return lease
+
+
+async def _refuse_other_bytes(context: ServerContext, head: Head) -> None:
+    """A task that was answered is answered again for the same bytes, and for no others; the ledger has their digest."""
+    judged = await context.off_loop(digest_judged, context.run.ledger.path, head.task)
+    if judged not in ("", head.digest):
+        message = f"task {head.task} was answered before, for an update with other bytes; nothing has changed"
+        raise Refusal("other_bytes", message)
 
 
 def _busy(retry_after_s: float) -> Refusal:
@@ -169,12 +205,11 @@ def _refuse_stranger(c: Coordinator, worker: int, task: int) -> None:
         raise Refusal("not_yours", f"task {task} was leased to another worker")
 
 
-async def _bad(context: ServerContext, head: Head, error: InvalidValue) -> Refusal:
-    """An update that is no model of ours: it counts against the worker."""
-    why = str(error)[:500]
+async def _bad(context: ServerContext, head: Head, word: str, why: str) -> Refusal:
+    """An update that is no model of ours, or a false claim: it counts against the worker."""
+    why = why[:WHY_MAX]
     await context.tell(lambda at: BadUpdateArrived(at, head.worker, head.task, why))
-    word = "wrong_layout" if isinstance(error, LayoutMismatch) else "not_a_model"
-    return Refusal(word if isinstance(error, LayoutMismatch | BadPayload) else "bad_request", why)
+    return Refusal(word, why)
 
 
 # --- after the body --------------------------------------------------------------------------------------------------
@@ -186,10 +221,9 @@ async def _judged(context: ServerContext, head: Head, lease: Lease, upload_s: fl
     try:
         decision = await context.off_loop(context.run.push, lease, head.samples, head.gradients, head.digest, spent)
     except Stuck as error:
-        raise Refusal("disk_full", str(error), retry_after_s=DISK_FULL_RETRY_S) from error
+        raise stuck_refusal(error) from error
     except OSError as error:  # it is there, and cannot be looked at just now: too many open files, say
-        message = f"the server cannot read it now: {error.strerror}"
-        raise Refusal("not_now", message, retry_after_s=DISK_FULL_RETRY_S) from error
+        raise refusal_of("read it", error) from error
     return answer_in(await answered(lambda: decision))
 
 
@@ -223,4 +257,6 @@ def _refused(found: AnswerPush) -> Refusal:
     }
     if found.outcome is Outcome.BUSY:
         return _busy(found.retry_after_s or 1.0)
+    if found.why:
+        return Refusal(found.outcome.value, f"task {found.task}: {found.why}")
     return Refusal(found.outcome.value, said.get(found.outcome, f"task {found.task}: {found.outcome.value}"))

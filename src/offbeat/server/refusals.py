@@ -7,6 +7,7 @@ word of its outcome.
 import json
 import random
 from collections.abc import Mapping
+from http import HTTPStatus
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -31,14 +32,17 @@ KINDS: dict[str, Kind] = {
     "not_allowed": Kind(403, "Use a token whose role allows this."),
     "not_yours": Kind(403, "Push, extend or hand back only tasks that were leased to you."),
     "quarantined": Kind(403, "Look at why; an administrator can lift it: offbeat readmit URL WORKER."),
+    "wrong_origin": Kind(403, "Use this server's own page; if this was it, start the server with --public-name NAME."),
     "not_found": Kind(404, "Look at the API document for the paths that there are: /v1/openapi.json."),
     "unknown_task": Kind(404, "Drop the update and ask for a task."),
     "method_not_allowed": Kind(405, "Look at the API document for the methods that there are."),
     "stalled": Kind(408, "Ask for the offset and append from there."),
     "wrong_offset": Kind(409, "Append from `offset`."),
+    "wrong_base": Kind(409, "Give the worker the task and the frozen arrays (the base model) that the server has."),
     "superseded": Kind(409, "Nothing: a newer request of the same worker has taken over."),
     "too_stale": Kind(409, "Drop the update and ask for a task."),
     "finished": Kind(409, "Drop the update; the run is over."),
+    "other_bytes": Kind(409, "Drop the update and ask for a task: the first one that was pushed for this task counts."),
     "gone": Kind(410, "Ask for a task again: it starts from the newest version."),
     "released": Kind(410, "Go on and push: a late update is still judged. Or stop, and ask for a task."),
     "revoked": Kind(410, "Stop; this update would be refused. Ask for a task."),
@@ -46,13 +50,19 @@ KINDS: dict[str, Kind] = {
     "too_long": Kind(413, "Send fewer bytes; the limit is in the message."),
     "media_type": Kind(415, "Send application/json, or an update as float32 safetensors."),
     "no_such_bytes": Kind(416, "Ask for a range within the model."),
+    "wrong_host": Kind(421, "Use the server's own name or address; if this is one, start it with --public-name NAME."),
     "not_a_model": Kind(422, "Send a safetensors file with just the arrays of the model."),
     "wrong_layout": Kind(422, "Train the model that the server serves: same names, shapes and dtypes."),
     "not_finite": Kind(422, "Drop the update; look at why training diverged, for instance at gamma."),
-    "too_large": Kind(422, "Drop the update; its step is larger than norm_max allows."),
+    "too_large": Kind(422, "Drop the update; its step is above norm_max, or a value in it above value_max."),
+    "false_claim": Kind(422, "Drop the update; claim the declared samples, and no more gradients than were asked for."),
     "wrong_version": Kind(426, "Install the same version of Offbeat on workers and server."),
+    "wrong_scheme": Kind(426, "Use https:// where the server speaks TLS, and http:// where it does not."),
     "busy": Kind(429, "Push again after Retry-After seconds."),
     "not_now": Kind(503, "Come back after Retry-After seconds."),
+    "no_descriptors": Kind(
+        503, "Come back after Retry-After seconds; somebody must raise the server's limit of open files (LimitNOFILE)."
+    ),
     "stopping": Kind(503, "Come back after Retry-After seconds; the server is being stopped or restarted."),
     "not_installed": Kind(501, "Install it where the server runs, and start the server again."),
     "disk_full": Kind(507, "Push again after Retry-After seconds; somebody must make room on the server's disk."),
@@ -92,6 +102,16 @@ class Refusal(Exception):
 def answer(body: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     text = json.dumps(body, allow_nan=False)
     return web.Response(text=text, status=status, headers=headers, content_type="application/json")
+
+
+def raw(refusal: Refusal, headers: Mapping[str, str] | None = None) -> bytes:
+    """A refusal as bytes on the wire, for a connection that no handler has yet; it closes the connection."""
+    response = refusal.response()
+    body = str(response.text).encode()
+    fields = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
+    fields |= {name: value for name, value in response.headers.items() if name == "Retry-After"} | dict(headers or {})
+    lines = [f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}", *map(": ".join, fields.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 def of_http(error: web.HTTPException) -> Refusal:

@@ -127,10 +127,10 @@ def model_at(folder: Path, epoch: str) -> tuple[int, Model]:
             return point.t, point.x
         if not epoch.isdecimal():
             raise InvalidValue(f"epoch is {epoch!r} but must be a whole number, or latest")
-        return int(epoch), _reached(replay, int(epoch))
+        return int(epoch), reached(replay, int(epoch))
 
 
-def _reached(replay: Replay, t: int) -> Model:
+def reached(replay: Replay, t: int) -> Model:
     for checkpoint in replay.checkpoints.usable():
         if checkpoint.state["t"] == t:
             return checkpoint.x

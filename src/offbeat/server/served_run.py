@@ -6,6 +6,7 @@
     updates/                                                     what workers pushed: the redo log
     checkpoints/                                                 the newest two
     versions/                                                    where the rule uses x_tau
+    kept/, best.safetensors                                      versions that are wanted though newer ones are there
 
 Rules kept here:
 - A push is acknowledged after its update, its decision and everything before them are on the disk.
@@ -13,7 +14,6 @@ Rules kept here:
 """
 
 import json
-import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -29,9 +29,12 @@ from offbeat.errors import InvalidValue
 from offbeat.method import Method
 from offbeat.protocol.messages import AnswerPush, Command, Lease, Outcome, ServerRestarted, Spent, UpdateArrived
 from offbeat.protocol.snapshot import snapshot
+from offbeat.protocol.wanted import wanted_versions
 from offbeat.server.checkpointing import ROOM, Checkpointer, applied_of
 from offbeat.server.driver import Driver, Outside
+from offbeat.server.kept_versions import KeptVersions
 from offbeat.server.mixer import Mixed, Mixer
+from offbeat.server.open_troubles import VERSIONS, OpenTroubles
 from offbeat.server.recovery import Redo, recover
 from offbeat.server.settings import ServerSettings
 from offbeat.server.update_store import NO_LIMIT, UpdateStore
@@ -43,8 +46,6 @@ from offbeat.storage.ledger import Ledger, Observer
 from offbeat.wire import unload
 
 RETRY_S = 1.0
-
-log = logging.getLogger("offbeat.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,11 @@ class ServedRun:
         disk: Disk | None = None,
         drop_damaged: bool = False,
         accept_loss: bool = False,
+        troubles: OpenTroubles | None = None,
     ) -> None:
         """Go on with the run in this folder, which `begin` made; nothing moves before `start`."""
         self.disk, observers = disk or Disk(), observers or Observers()
+        self.troubles = troubles or OpenTroubles()
         self.layout = layout_from(json.loads((folder / "layout.json").read_bytes()))
         self.updates = self._update_store(folder, limits, observers)
         self.versions = VersionStore(
@@ -132,11 +135,13 @@ class ServedRun:
         self._head_file = HeadFile(folder, self.disk)
         self.updates.tidy({d.lease.task for d in applied_of(self.ledger, self.updates.tasks())})
         self.versions.add(self.coordinator.t, self.mixer.x)
+        self.kept = KeptVersions(folder, self.layout, self.disk)
+        self.kept.settle(wanted_versions(self.coordinator), self.coordinator.best.t if self.coordinator.best else None)
         self.checkpointer = Checkpointer(
             *(checkpoints, self.coordinator, self.ledger, self.updates, self.versions, (self.mixer.w, self.mixer.x)),
-            limits,
+            *(limits, self.troubles),
         )
-        self.driver = Driver(self.coordinator, self.ledger, self.mixer, self.checkpointer, outside)
+        self.driver = Driver(self.coordinator, self.ledger, self.mixer, self.checkpointer, outside, self.troubles)
         for decision in found.lost:
             self.ledger.record_lost(self.driver.clock.now(), decision.lease.task, decision.sequence)
         self.ledger.flush()
@@ -184,31 +189,33 @@ class ServedRun:
             raise
         with ExitStack() as pin:
             pin.enter_context(self.versions.pinned(lease.tau))
-            finite, distance, base_gone = self._seen(update.vector, lease.tau)
+            finite, distance, base_gone, excess = self._seen(update.vector, lease.tau)
             answer = self.driver.tell(
                 lambda at: UpdateArrived(
-                    at, lease.worker, task, samples, gradients, finite, distance, digest, base_gone, spent
+                    at, lease.worker, task, samples, gradients, finite, distance, digest, base_gone, spent, excess
                 )
             )
             unpin = pin.pop_all()
         answer.add_done_callback(lambda done: self._judged(task, done, unpin))
         return answer
 
-    def _seen(self, x: Vector, tau: int) -> tuple[bool, float | None, bool]:
-        """Is it finite, how far is it from x_tau where that matters, and is x_tau gone where it is needed?
+    def _seen(self, x: Vector, tau: int) -> tuple[bool, float | None, bool, float | None]:
+        """Is it finite, how far from x_tau where that matters, is x_tau gone where it is needed, is a value too large?
 
         Read a few megabytes at a time: many large updates may come at once.
         """
-        x_tau, base_gone = None, False
+        x_tau, base_gone, plan = None, False, self.coordinator.plan
         if self.versions.on_disk:
             try:
-                x_tau = self.versions.of(tau).vector
+                x_tau = self.versions.of(tau).vector if self.versions.lasts(tau) else None
             except VersionGone:
-                base_gone = True
+                x_tau = None
+            base_gone = x_tau is None
         if x_tau is None or not self.coordinator.needs_distance:
-            return self.updater.finite(x, between=lambda: unload([x])), None, base_gone
-        distance = self.updater.distance(x, x_tau, between=lambda: unload([x, x_tau]))
-        return isfinite(distance), distance, False
+            largest = self.updater.largest(x, between=lambda: unload([x]))
+            return isfinite(largest), None, base_gone, plan.excess(largest)
+        distance, largest = self.updater.measured(x, x_tau, between=lambda: unload([x, x_tau]))
+        return isfinite(distance), distance, False, plan.excess(largest)
 
     def _judged(self, task: int, done: "Future[list[Command]]", unpin: ExitStack) -> None:
         unpin.close()
@@ -230,10 +237,12 @@ class ServedRun:
             try:
                 self.versions.add(t, x)
             except OSError as error:
-                log.warning("version %s cannot be written, so mixing waits; make room on the disk: %s", t, error)
+                what = f"version {t} cannot be written, so mixing waits; make room on the disk: {error}"
+                self.troubles.note(VERSIONS, what)
                 if self._stopping.wait(RETRY_S):
                     return False
             else:
+                self.troubles.over(VERSIONS)
                 return True
 
     # --- for those who look ------------------------------------------------------------------------------------------

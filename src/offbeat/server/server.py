@@ -7,7 +7,6 @@ Rules kept here:
 """
 
 import asyncio
-import hashlib
 import json
 import logging
 import os
@@ -18,54 +17,52 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
-from aiohttp import web
-
-from offbeat.core.layout import Model
 from offbeat.errors import OffbeatError
+from offbeat.hosting.task_identity import identity
 from offbeat.hosting.task_process import TaskProcess
-from offbeat.protocol.messages import Evaluated, WorkerJoined, WorkerLeft
+from offbeat.protocol.ends import Ends
+from offbeat.protocol.messages import Evaluated, WorkerDeclared, WorkerJoined, WorkerLeft
+from offbeat.protocol.wanted import may_want, wanted_versions, would_want
 from offbeat.server.access import TOKENS, TokenBook
 from offbeat.server.app import make_app
-from offbeat.server.certificates import server_context
+from offbeat.server.certificates import names_of, server_context
 from offbeat.server.context import ServerContext
 from offbeat.server.driver import WorkerCommand
 from offbeat.server.evaluator import Evaluator
 from offbeat.server.event_log import EventLog
+from offbeat.server.extension import extension_of
 from offbeat.server.folder import WHERE, begin
+from offbeat.server.host_names import ANYWHERE
+from offbeat.server.http_connection import HttpRunner
 from offbeat.server.listener import Listener
 from offbeat.server.long_poll import LongPoll, call_on, wait_for
 from offbeat.server.metrics import Metrics, Timed
+from offbeat.server.open_troubles import EVALUATION, KEEPING, RESULTS
+from offbeat.server.own_names import OwnNames
+from offbeat.server.run_results import write_results
 from offbeat.server.served_run import Observers, ServedRun
-from offbeat.server.sessions import WorkerSession, WorkerSessions
+from offbeat.server.sessions import WorkerSessions
 from offbeat.server.settings import AccessSettings, ServerSettings
-from offbeat.server.views import counts
+from offbeat.server.trouble_watch import watch
 from offbeat.settings import Settings
 from offbeat.storage.disk import Disk
-from offbeat.storage.json_file import write_json
 from offbeat.storage.ledger import Observer
 from offbeat.storage.rows import as_event
-from offbeat.storage.run_folder import FINAL, LEDGER, SUMMARY
-from offbeat.wire import body_of, header_of
+from offbeat.storage.run_folder import LEDGER
+from offbeat.wire import mapped
 
-ANYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 (compared with, not bound to)
-GOODBYE_S = 10.0
-"""With --exit-when-finished: how long workers have to hear that the run is finished."""
 HEARD_AGAIN_S = 0.2
 CLOSE_S = 2.0
 RETRY_S = 5.0
-KEEP_ALIVE_S = 75.0
-"""How long a connection may be idle between two requests."""
-FILES_MIN = 256
-"""Open files that are not connections."""
+FILES_MIN = 128
+"""Open files that are neither connections nor updates."""
+FILES_PER_UPLOAD = 2
+"""One that is written, and one that is looked at; besides, every update that waits to be mixed is an open file."""
 LINGER_S = 2.0
 """How long the rest of a body that is not wanted is waited for."""
 
-COUNTED = ("t", "epochs", "applied", "gradients", "rejected", "duplicates")
-"""What the summary takes over from the status."""
-EVALUATION, RESULTS = "evaluation", "results"
 
 log = logging.getLogger("offbeat.server")
 http_log = logging.getLogger("offbeat.server.http")
@@ -87,6 +84,8 @@ class ServeOptions:
     log_events: str | None = None
     """A file to which every event is logged as a line, or - for stderr."""
     accept_loss: bool = False
+    accept_changed_task: bool = False
+    """Go on although the task's code is not that with which the run began."""
     extend: Callable[["Server"], None] = lambda _server: None
     """Adds to the application before it opens: the page, say, which is a layer above."""
 
@@ -107,7 +106,10 @@ class Server:
         self.url = ""
         with ExitStack() as undo:
             undo.callback(self.process.close)
-            self.begun = begin(options.folder, options.task, options.settings, self.process, options.x_0)
+            self.begun = begin(
+                *(options.folder, options.task, options.settings, self.process, options.x_0),
+                accept_changed_task=options.accept_changed_task,
+            )
             undo.callback(self.begun.folder.close)
             if options.log_events:
                 event_log = EventLog.open(options.log_events, run=self.begun.run_id)
@@ -115,7 +117,10 @@ class Server:
                 observers.append(event_log.written)
             metrics = Metrics(options.folder / LEDGER)
             self.run = self._run(metrics, observers)
-            self.process.remember(self.begun.about, self.run.layout)
+            self._accept_task()
+            self.extension = extension_of(self.run.coordinator, self.begun, options.settings)
+            """Where the run goes on to another end than before: what that means, in words."""
+            self.process.remember(replace(self.begun.about, identity=identity(options.task)), self.run.layout)
             self.long_poll = LongPoll(loop, self.run.driver)
             self.context = ServerContext(
                 *(self.run, self.begun, self.long_poll, WorkerSessions(self._history())),
@@ -136,10 +141,18 @@ class Server:
             accept_loss=self.options.accept_loss,
         )
 
-    def _history(self) -> list[WorkerJoined | WorkerLeft]:
-        rows = [row for kind in ("joined", "left") for row in self.run.ledger.rows(kind)]
+    def _accept_task(self) -> None:
+        """Record that the run goes on with a changed task, where an operator has just said so."""
+        task, c = self.begun.task, self.run.coordinator
+        if task.changed:
+            log.warning("from epoch %s on the run has a changed task: %s, not %s", c.t, task.now, task.recorded)
+            self.run.ledger.record_task_accepted(c.at, c.t, task.now)
+            self.run.ledger.flush()
+
+    def _history(self) -> list[WorkerJoined | WorkerDeclared | WorkerLeft]:
+        rows = [row for kind in ("joined", "declared", "left") for row in self.run.ledger.rows(kind)]
         events = map(as_event, sorted(rows, key=lambda row: row.sequence))
-        return [event for event in events if isinstance(event, WorkerJoined | WorkerLeft)]
+        return [event for event in events if isinstance(event, WorkerJoined | WorkerDeclared | WorkerLeft)]
 
     # --- open --------------------------------------------------------------------------------------------------------
 
@@ -147,10 +160,14 @@ class Server:
         """Let time go on, and let workers in."""
         self._start_evaluator()
         self.run.start()
-        self.app = make_app(self.context)
+        if self.extension:
+            await self._extend(self.begun.ends)
+        certified = names_of(self.options.access.folder) if self.options.access.folder else ()
+        self.app = make_app(self.context, OwnNames.of(self.options.limits, certified))
         self.options.extend(self)
-        self.runner = web.AppRunner(
+        self.runner = HttpRunner(
             self.app,
+            count=self.context.metrics.refused,
             handle_signals=False,
             access_log=None,
             logger=http_log,
@@ -158,17 +175,26 @@ class Server:
             shutdown_timeout=CLOSE_S,
             auto_decompress=False,
             lingering_time=LINGER_S,
-            keepalive_timeout=KEEP_ALIVE_S,
+            keepalive_timeout=self.options.limits.keep_alive_s,
         )
         await self.runner.setup()
-        most = _raise_file_limit(self.options.limits.connections_max)
-        listener = Listener(self.runner, replace(self.options.limits, connections_max=most), self.tls)
+        limits = self.options.limits
+        beside = FILES_MIN + FILES_PER_UPLOAD * limits.uploads_max + self.options.settings.queue_max
+        most = _raise_file_limit(limits.connections_max, beside)
+        listener = Listener(self.runner, replace(limits, connections_max=most), self.tls)
         self.listener = await listener.listen()
         self.url = self._url(listener.port)
+        self._watching = self.loop.create_task(watch(self.context))
         where = {"url": self.url, "pid": os.getpid(), "run": self.begun.run_id}
         Disk().write_whole(self.options.folder / WHERE, [json.dumps(where).encode()])
         if self.context.finished:
             self._over(self.run.coordinator.end_reason)
+
+    async def _extend(self, ends: Ends) -> None:
+        """Go on to these ends; the results go first: after a crash in between the run is finished, as before."""
+        await self.context.off_loop(self.begun.folder.take_back_results)
+        await asyncio.wrap_future(self.run.driver.tell(ends.event, must=True))
+        self.context.finished = False
 
     def _start_evaluator(self) -> None:
         """Evaluate here where the task can, and first the version that the run stands at."""
@@ -177,7 +203,8 @@ class Server:
             return
         process, c = Timed(self.process, self.context.metrics), self.run.coordinator
         folder, layout = self.options.folder, self.run.layout
-        self.evaluator = Evaluator(process, folder, layout, self._evaluated, self._not_evaluated)
+        told = (self._evaluated, self._not_evaluated)
+        self.evaluator = Evaluator(process, folder, layout, *told, died=self._evaluator_died)
         self._parts.callback(self.evaluator.stop)
         if (not c.evaluations or c.evaluations[-1].t != c.t) and (c.t == 0 or c.finished):
             self.evaluate(c.t)
@@ -210,17 +237,37 @@ class Server:
     # --- evaluation --------------------------------------------------------------------------------------------------
 
     def _evaluated(self, t: int, metrics: Mapping[str, float]) -> None:
-        self.context.troubles.pop(EVALUATION, None)
+        self.context.troubles.over(EVALUATION)
+        c = self.run.coordinator  # looked at from here: only this thread tells of evaluations
+        if would_want(c, Evaluated(c.at, t, metrics)) and not self._kept(t):
+            return
         with suppress(OffbeatError):  # the driver has failed, which is known elsewhere
             self.run.driver.tell(lambda at: Evaluated(at, t, metrics), must=True).result()
+            if may_want(c):
+                self.run.kept.settle(wanted_versions(c), c.best.t if c.best else None)
+
+    def _kept(self, t: int) -> bool:
+        """Keep the version that was evaluated before the ledger says so. False where the server stops."""
+        if self.evaluator is None:
+            return False
+        while True:
+            try:
+                self.run.kept.keep(t, mapped(self.evaluator.file, self.run.layout))
+            except OSError as error:
+                self.context.troubles.note(KEEPING, f"version {t} cannot be kept; this is tried again: {error}")
+                if self.evaluator.pause(RETRY_S):
+                    return False
+            else:
+                self.context.troubles.over(KEEPING)
+                return True
 
     def _not_evaluated(self, t: int, why: str) -> None:
         self.context.metrics.not_evaluated()
-        self._note_trouble(EVALUATION, f"version {t} could not be evaluated: {why}")
+        self.context.troubles.note(EVALUATION, f"version {t} could not be evaluated: {why}")
 
-    def _note_trouble(self, about: str, what: str) -> None:
-        self.context.troubles[about] = what
-        log.warning(what)
+    def _evaluator_died(self, t: int, why: str) -> None:
+        what = f"version {t} is not evaluated yet, because the process that evaluates died; it is tried again: {why}"
+        self.context.troubles.note(EVALUATION, what)
 
     def _published(self, t: int) -> None:
         self.long_poll.published()
@@ -229,6 +276,11 @@ class Server:
             self._report(tau, metrics)
 
     def _report(self, tau: int, metrics: Mapping[str, float]) -> None:
+        """Workers measured this version; where it reaches the target it is kept, if it is still there."""
+        c, x = self.run.coordinator, self.run.versions.pull(tau)
+        if x is not None and would_want(c, Evaluated(c.at, tau, metrics)):
+            with suppress(OSError):  # then the newest version is the result
+                self.run.kept.keep(tau, x)
         self.run.driver.tell(lambda at: Evaluated(at, tau, metrics), must=True)
 
     # --- the end of the run ------------------------------------------------------------------------------------------
@@ -252,46 +304,34 @@ class Server:
                 pass
         while not self.stopped.is_set():
             try:
-                await self.context.off_loop(self._write_results)
-                self.context.troubles.pop(RESULTS, None)
+                about = {"task": self.begun.task.now, "settings": self.begun.folder.settings}
+                staleness = self.context.metrics.staleness()
+                await self.context.off_loop(write_results, self.options.folder, self.run, staleness, about)
+                self.context.troubles.over(RESULTS)
                 break
             except (OSError, OffbeatError) as error:
-                self._note_trouble(RESULTS, f"the results cannot be written; this is tried again: {error}")
+                what = f"the results cannot be written; this is tried again: {error}"
+                self.context.troubles.note(RESULTS, what)
                 await wait_for(self.stopped, RETRY_S)
         log.info("finished: %s", self.run.coordinator.end_reason)
         if self.options.exit_when_finished:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(GOODBYE_S):
-                    while any(map(self._is_there, self.context.sessions.all())):
-                        await wait_for(self.context.committed, HEARD_AGAIN_S)  # one of them may have left
+            await self._say_goodbye()
             self.stopped.set()
 
-    def _is_there(self, session: WorkerSession) -> bool:
-        """A worker that has not left, and was heard of before it would be taken for dead."""
-        return bool(session.digest) and (
-            session.asking or monotonic() - session.heard_at < self.begun.method.plan.lease_s
-        )
-
-    def _write_results(self) -> None:
-        folder = self.options.folder
-        if (folder / SUMMARY).exists():
-            return
-        facts, x = self.run.driver.ask(lambda c: (counts(c), self.run.mixer.x)).result()
-        Disk().write_whole(folder / FINAL, [header_of(self.run.layout, {"t": str(facts["t"])}), *body_of(x)])
-        write_json(folder / SUMMARY, self._summary(facts, x))
-
-    def _summary(self, facts: dict[str, Any], x: Model) -> dict[str, Any]:
-        results = {name: facts[name] for name in COUNTED} | {"wall_s": round(facts["at_s"], 3)}
-        x_sha256 = hashlib.sha256(x.vector.data).hexdigest()
-        results |= {**self.context.metrics.staleness(), **facts["metrics"]}
-        results |= {"x_sha256": x_sha256, "ended": facts["reason"], "dir": str(self.options.folder)}
-        return results | {"task": self.begun.about.identity, "settings": self.begun.folder.settings}
+    async def _say_goodbye(self) -> None:
+        """Answer for a while, until all have left: whoever comes, or comes back, hears that the run is finished."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.options.limits.goodbye_s):
+                while any(session.digest for session in self.context.sessions.all()):
+                    await wait_for(self.context.committed, HEARD_AGAIN_S)  # one of them may have left
 
     # --- close -------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
         """Stop cleanly: no request waits, everything is on the disk, the folder is free."""
         self.listener.close()
+        self._watching.cancel()
+        await asyncio.wait([self._watching])
         self.run.driver.hurry()
         self.long_poll.stop()
         self.context.say_committed()  # those who follow the events hear that they end
@@ -299,8 +339,11 @@ class Server:
         await self.loop.run_in_executor(None, self._parts.close)
 
 
-def serve(options: ServeOptions, ready: Callable[[Server], Any] = lambda _: None) -> None:
-    """Serve until a signal, a failure, or the end; `ready` is called on the event loop once workers can come."""
+def serve(options: ServeOptions, ready: Callable[[Server], Any] = lambda _: None) -> str | None:
+    """Serve until a signal, a failure, or the end; `ready` is called on the event loop once workers can come.
+
+    Why the run failed, if it did.
+    """
     loop = _new_loop()
     try:
         server = Server(options, loop)
@@ -309,6 +352,7 @@ def serve(options: ServeOptions, ready: Callable[[Server], Any] = lambda _: None
         loop.close()
     if server.failure:
         raise OffbeatError(server.failure)
+    return server.run.coordinator.end_reason if server.run.coordinator.failed else None
 
 
 async def _serve(server: Server, ready: Callable[[Server], Any]) -> None:
@@ -341,11 +385,11 @@ def _access(settings: AccessSettings) -> tuple[TokenBook | None, ssl.SSLContext 
     return book, server_context(settings.folder)
 
 
-def _raise_file_limit(wanted: int) -> int:
+def _raise_file_limit(wanted: int, beside: int) -> int:
     """Every connection is an open file: raise the limit, and answer how many connections it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted + FILES_MIN if hard == resource.RLIM_INFINITY else min(hard, wanted + FILES_MIN)
+    most = wanted + beside if hard == resource.RLIM_INFINITY else min(hard, wanted + beside)
     if soft < most:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return max(1, min(wanted, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - FILES_MIN))
+    return max(1, min(wanted, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - beside))

@@ -11,9 +11,8 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf
 
-from offbeat.protocol.messages import WorkerJoined, WorkerLeft
+from offbeat.protocol.messages import WorkerDeclared, WorkerJoined, WorkerLeft
 from offbeat.server.access import digest_of
 
 SECRET_BYTES = 24
@@ -26,17 +25,21 @@ class WorkerSession:
     device: int
     digest: str
     """sha256 of its secret; empty once it has left."""
+    samples: int | None = None
+    """Those that every push of it must claim, once they are known."""
+    base: str = ""
+    """Digest of the base of its model, where this process has declared it."""
+    base_missed: bool = False
+    """Was it said in the log that it declared none?"""
     progress: float | None = None
     """How far it says it is with its task."""
     asking: bool = False
-    heard_at: float = -inf
-    """When it last sent anything, on the machine's clock."""
 
 
 class WorkerSessions:
     """All workers that ever joined a run."""
 
-    def __init__(self, history: Iterable[WorkerJoined | WorkerLeft] = ()) -> None:
+    def __init__(self, history: Iterable[WorkerJoined | WorkerDeclared | WorkerLeft] = ()) -> None:
         self._of: dict[int, WorkerSession] = {}
         self._number: dict[str, int] = {}
         self._next = 0
@@ -46,6 +49,8 @@ class WorkerSessions:
         for event in history:
             if isinstance(event, WorkerJoined):
                 self.take(event)
+            elif isinstance(event, WorkerDeclared):
+                self.declared(event.worker, event.samples, event.base)
             else:
                 self.left(event.worker)
 
@@ -86,11 +91,17 @@ class WorkerSessions:
         if before is not None:
             self._on[before.device] -= 1
             self._free = min(self._free, before.device)
-        session = WorkerSession(event.worker, event.name, event.device, event.session)
+        samples = None if before is None or before.device != event.device else before.samples
+        session = WorkerSession(event.worker, event.name, event.device, event.session, samples)
         self._of[event.worker], self._number[event.name] = session, event.worker
         self._next = max(self._next, event.worker + 1)
         self._on[event.device] += 1
         return session
+
+    def declared(self, worker: int, samples: int | None, base: str) -> None:
+        """From now on the worker is held to this."""
+        if worker in self._of:
+            self._of[worker].samples, self._of[worker].base = samples, base
 
     def left(self, worker: int) -> None:
         if worker in self._of:

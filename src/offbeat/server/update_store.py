@@ -16,10 +16,9 @@ from time import perf_counter
 from offbeat.core.layout import Layout, Model
 from offbeat.errors import OffbeatError
 from offbeat.storage.disk import Bytes, Disk, Output
-from offbeat.wire import BadPayload, HeaderReader, check_fit, header_of, mapped, tensors_of
+from offbeat.wire import BadPayload, ExpectedHeader, HeaderReader, check_fit, mapped
 
 PART, WHOLE = ".part", ".safetensors"
-HEADER_SLACK = 1 << 20
 NO_LIMIT = 1 << 62
 
 
@@ -36,7 +35,7 @@ class Upload:
         self.folder, self.task, self.size = folder, task, size
         self.at = at
         self._output, self._digest = output, digest
-        self._head: HeaderReader | None = HeaderReader() if at == 0 else None
+        self._head: HeaderReader | None = HeaderReader(folder.expected) if at == 0 else None
         folder.note_sending(task, sending=True)
 
     def write(self, *parts: Bytes) -> None:
@@ -91,8 +90,9 @@ class UpdateStore:
     ) -> None:
         """`on_synced` hears how long it took to bring an update to the disk."""
         self.path, self.layout, self.disk, self.bytes_max = folder, layout, disk, bytes_max
-        self.size = sum(t.end - t.begin for t in tensors_of(layout)) + len(header_of(layout))
-        self.size_max = self.size + HEADER_SLACK
+        self.expected = ExpectedHeader.of(layout)
+        self.size = self.expected.header.size
+        self.size_max = self.size + self.expected.limits.header_max - len(self.expected.bytes)
         """Bytes of one update; other writers may need a longer header than we do."""
         disk.make_folder(folder)
         self.on_synced = on_synced

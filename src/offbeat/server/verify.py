@@ -9,11 +9,11 @@ import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from offbeat.errors import InvalidValue
 from offbeat.server.journal_check import missing_in
-from offbeat.server.replay import Replay, sha256, start_of
+from offbeat.server.replay import Replay, reached, sha256, start_of
 from offbeat.server.update_store import NO_LIMIT
 from offbeat.storage.chain_check import check_chain
 from offbeat.storage.checkpoints import checkpoint_heads
@@ -73,13 +73,44 @@ def _replayed(folder: Path) -> Facts:
         until = newest.mark if running else NO_LIMIT
         there = start_of(newest) if running else replay.run(newest)
         again = replay.run(oldest, until)
-        x = mapped(folder / FINAL, replay.layout) if (folder / FINAL).is_file() else there.x
+        kept = KeptResult.found(replay, there.t)
+        final = (folder / FINAL).is_file() and kept is None
+        x = mapped(folder / FINAL, replay.layout) if final else there.x
     theirs, ours, began = sha256(x), sha256(again.x), start_of(oldest)
     same = theirs == ours and (there.t, there.applied) == (again.t, again.applied)
-    why = f"the replay ends at epoch {again.t} with {ours}, the run at epoch {there.t} with {theirs}"
-    counted = {"t": again.t, "applied": again.applied, "replayed": again.applied - began.applied, "from": began.t}
-    counted |= {"decided": again.applied}
-    return counted | {"x_sha256": theirs, "replay_sha256": ours, "wrong": [] if same else [why]}
+    wrong = [f"the replay ends at epoch {again.t} with {ours}, the run at epoch {there.t} with {theirs}"] * (not same)
+    wrong += [f"{kept.compared}: they differ"] if kept and not kept.agrees else []
+    what = "x.safetensors" if final else "the newest version, from the newest checkpoint on,"
+    compared = f"{what} with a replay from epoch {began.t}" + (f"; {kept.compared}" if kept else "")
+    counted: Facts = {
+        "t": again.t,
+        "applied": again.applied,
+        "replayed": again.applied - began.applied,
+        "from": began.t,
+    }
+    counted |= {"decided": again.applied, "compared": compared}
+    return counted | {"x_sha256": theirs, "replay_sha256": ours, "wrong": wrong}
+
+
+class KeptResult(NamedTuple):
+    """The version that reached the target of a finished run, where newer ones came after it."""
+
+    agrees: bool
+    compared: str
+
+    @classmethod
+    def found(cls, replay: Replay, newest: int) -> Self | None:
+        """Compare x.safetensors with a replay of its version or, where its updates are gone, with the summary."""
+        summary = replay.about.summary or {}
+        t = summary.get("result_t", newest)
+        if t == newest:
+            return None
+        theirs = sha256(mapped(replay.folder / FINAL, replay.layout))
+        try:
+            ours, other = sha256(reached(replay, t)), f"a replay of version {t}, which reached the target"
+        except InvalidValue:
+            ours, other = summary["x_sha256"], f"the summary's digest of version {t}, whose updates are gone"
+        return cls(theirs == ours == summary["x_sha256"], f"x.safetensors with {other}")
 
 
 def _simulated(folder: Path) -> Facts:

@@ -5,7 +5,8 @@ Rules kept here:
   readers; the rest is for older versions that are still being read.
   Where too many are being read at once, the readers of the oldest are cut off: they ask again and get the newest.
 - A version that a rule will need again is on the disk before a worker can be leased it, and stays until no open lease
-  and no update since the second-newest checkpoint starts from it.
+  and no update since the second-newest checkpoint starts from it. One that an update is being judged against stays
+  until that decision is on the disk, where the next pruning finds it.
 """
 
 import threading
@@ -44,7 +45,10 @@ class VersionStore:
         self._kept: dict[int, Model] = {}
         self._read: dict[int, tuple[Model, list[Callable[[], None]]]] = {}
         """Versions that are being read, and how each reader is cut off."""
+        self._pins_lock = threading.Lock()
         self._pinned: Counter[int] = Counter()
+        self._spared: set[int] = set()
+        """All that were pinned since pruning last began."""
         if on_disk:
             disk.make_folder(folder)
 
@@ -93,18 +97,26 @@ class VersionStore:
 
     @contextmanager
     def pinned(self, tau: int) -> Iterator[None]:
-        """While an update that started from this version is being judged, it stays."""
-        with self._lock:
+        """While an update that started from this version is being judged, it stays if it is there."""
+        with self._pins_lock:
             self._pinned[tau] += 1
+            self._spared.add(tau)
         try:
             yield
         finally:
-            with self._lock:
+            with self._pins_lock:
                 self._pinned[tau] -= 1
+                if not self._pinned[tau]:
+                    del self._pinned[tau]
 
-    def pins(self) -> set[int]:
-        with self._lock:
-            return {tau for tau, count in self._pinned.items() if count}
+    def note_pins(self) -> None:
+        """Pruning begins: what is pinned from now on stays, whether or not the pruning knows of its decision."""
+        with self._pins_lock:
+            self._spared = set(self._pinned)
+
+    def lasts(self, tau: int) -> bool:
+        """Will this version, while it is pinned, be there for a redo? In memory it may still be when it is pruned."""
+        return self.on_disk and self._file(tau).exists()
 
     def bytes(self) -> int:
         return sum(file.stat().st_size for file in self.path.glob("*.safetensors")) if self.on_disk else 0
@@ -120,10 +132,12 @@ class VersionStore:
             raise VersionGone(f"version {tau}, {self._file(tau)}, is missing or damaged: {error}") from error
 
     def prune(self, needed: set[int], newest: int) -> None:
-        """Remove from the disk what is older than `newest` and not needed."""
+        """Remove from the disk what is older than `newest`, not needed, and not pinned since `note_pins`."""
         for file in self.path.glob("*.safetensors") if self.on_disk else ():
             if file.stem.isdecimal() and int(file.stem) < newest and int(file.stem) not in needed:
-                self.disk.remove(file)
+                with self._pins_lock:
+                    if int(file.stem) not in self._spared:
+                        self.disk.remove(file)
 
     def _file(self, t: int) -> Path:
         return self.path / f"{t}.safetensors"

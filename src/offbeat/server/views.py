@@ -1,24 +1,25 @@
 """Owns what can be looked at: status, workers, events, health, metrics, and the API document."""
 
 import asyncio
-import json
-from contextlib import closing, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
-from offbeat.errors import MissingExtra
+from offbeat.errors import MissingExtra, OffbeatError
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.server.context import NUMBER_DIGITS_MAX, PROTOCOL, VERSION, ServerContext, context_of, hello
+from offbeat.server.context import NUMBER_DIGITS_MAX, PROTOCOL, VERSION, ServerContext, context_of, hello, identity_of
+from offbeat.server.descriptors import is_shortage, no_descriptors
+from offbeat.server.event_feed import EventPage
 from offbeat.server.refusals import Refusal, answer
-from offbeat.storage.json_file import number, plain
-from offbeat.storage.ledger import CHATTER, Ledger
-from offbeat.storage.rows import Row
+from offbeat.server.slow_readers import write_within
+from offbeat.storage.json_file import plain
 
-EVENTS_AT_ONCE = 500
 KEEP_ALIVE_S = 15.0
 API = "openapi.json"
+T = TypeVar("T")
 
 
 async def status(request: web.Request) -> web.Response:
@@ -38,7 +39,7 @@ async def status_of(service: ServerContext) -> dict[str, Any]:
         "waiting": len(service.long_poll),
         "disk_bytes": await service.off_loop(run.disk_bytes),
         "disk_bytes_max": service.limits.updates_bytes_max,
-        "trouble": run.driver.trouble or service.trouble,
+        "trouble": service.troubles.text,
         "head": run.ledger.head.hex(),
         "version": VERSION,
     }
@@ -59,8 +60,12 @@ def counts(c: Coordinator) -> dict[str, Any]:
         "rejected": c.judge.decisions - c.applied,
         "duplicates": c.judge.duplicates,
         "quarantined": len(c.quarantined),
+        "silent": len(c.silent),
+        "paused": c.paused,
         "metrics": {} if newest is None else dict(newest.metrics),
         "metrics_t": None if newest is None else newest.t,
+        "result_t": c.result_t,
+        "best_t": None if c.best is None else c.best.t,
         "at_s": c.at,
     }
 
@@ -73,18 +78,27 @@ async def workers(request: web.Request) -> web.Response:
 
 def _worker(c: Coordinator, session: Any) -> dict[str, Any]:
     lease, why = c.book.of_worker(session.worker), c.quarantined.get(session.worker)
-    state = "quarantined" if why is not None else "working" if lease else "idle" if session.asking else "away"
     return {
         "worker": session.worker,
         "name": session.name,
         "device": session.device,
-        "state": state,
+        "state": _state(c, session),
         "task": lease.task if lease else None,
         "tau": lease.tau if lease else None,
         "progress": session.progress if lease else None,
         "mass": c.contribution.mass.get(session.device, 0.0),
         "why": why,
     }
+
+
+def _state(c: Coordinator, session: Any) -> str:
+    if session.worker in c.quarantined:
+        return "quarantined"
+    if c.book.of_worker(session.worker):
+        return "working"
+    if c.book.silent_of(session.worker):
+        return "silent"
+    return "idle" if session.asking else "away"
 
 
 async def health(request: web.Request) -> web.Response:
@@ -124,44 +138,48 @@ async def events(request: web.Request) -> web.StreamResponse:
     service = context_of(request)
     after = _whole("Last-Event-ID", request.headers.get("Last-Event-ID"), 0)
     limit = _whole("limit", request.query.get("limit"), 1)
-    headers = {**hello(), "Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-    response = web.StreamResponse(headers=headers)
-    ledger = await service.off_loop(lambda: Ledger.open(service.run.ledger.path, read_only=True))
-    with closing(ledger):
+    with service.listeners.held(identity_of(request)):
+        committed = service.committed
         if after is None:
-            after = await service.off_loop(ledger.newest)
+            after = await _read(service, service.events.newest, committed)
+        headers = {**hello(), "Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        response = web.StreamResponse(headers=headers)
+        first = await _read(service, service.events.page, after, committed)
         await response.prepare(request)
+        if request.method == "HEAD":
+            return response
         with suppress(ConnectionError):  # the listener has gone
-            await _follow(service, ledger, response, after, limit)
+            await _follow(request, response, first, committed, limit)
     return response
 
 
+async def _read(service: ServerContext, read: Callable[..., T], *arguments: Any) -> T:
+    """Read the ledger off the event loop; what stands in the way of that may pass."""
+    try:
+        return await service.off_loop(read, *arguments)
+    except OffbeatError as error:
+        raise no_descriptors() if is_shortage(error) else Refusal("not_now", str(error), retry_after_s=5) from error
+
+
 async def _follow(
-    service: ServerContext, ledger: Ledger, response: web.StreamResponse, after: int, limit: int | None
+    request: web.Request, response: web.StreamResponse, page: EventPage, committed: asyncio.Event, limit: int | None
 ) -> None:
-    sent = 0
-    while not service.long_poll.stopping and (limit is None or sent < limit):
-        committed = service.committed
-        rows = await service.off_loop(lambda: list(ledger.rows(after=after, limit=EVENTS_AT_ONCE)))  # noqa: B023
-        for row in rows[: None if limit is None else limit - sent]:
-            after = row.sequence
-            if row.kind not in CHATTER:
-                sent += 1
-                await response.write(_event(row))
-        if not rows:
+    service, sent = context_of(request), 0
+    while True:
+        told = page.events if limit is None else page.events[: limit - sent]
+        sent += len(told)
+        if told:
+            await write_within(request, response, b"".join(told), service.limits.stall_s)
+        if service.long_poll.stopping or (limit is not None and sent >= limit):
+            return
+        if not page.more:
             try:
                 async with asyncio.timeout(KEEP_ALIVE_S):
                     await committed.wait()
             except TimeoutError:
-                await response.write(b": still here\n\n")
-
-
-def _event(row: Row) -> bytes:
-    facts = {name: value for name, value in row._asdict().items() if value is not None and name != "sequence"}
-    facts = {name: number(value) if isinstance(value, float) else value for name, value in facts.items()}
-    if row.kind == "joined" and row.detail:  # the digest of a secret stays here
-        facts["detail"] = json.dumps({"name": json.loads(row.detail).get("name")})
-    return f"id: {row.sequence}\nevent: {row.kind}\ndata: {answer(facts).text}\n\n".encode()
+                await write_within(request, response, b": still here\n\n", service.limits.stall_s)
+        committed = service.committed
+        page = await service.off_loop(service.events.page, page.last, committed)
 
 
 def _whole(name: str, text: str | None, least: int) -> int | None:

@@ -24,12 +24,14 @@ def simulate(
     gamma: float | GammaSchedule | None = None,
     dir: str | Path | None = None,  # noqa: A002 (the name that the command has, too)
     on_progress: Callable[[Simulation], None] = lambda _: None,
+    accept_changed_task: bool = False,
     **settings: Unpack[SettingsDict],
 ) -> Run:
     """Simulate a task under a virtual clock; settings have the names and defaults of `offbeat simulate`.
 
     `rule` may be a rule of your own, `staleness_fn` and `alpha` functions of your own (of the staleness, of t), and
-    `gamma` a function of t and the evaluations so far.
+    `gamma` a function of t and the evaluations so far. A run in `dir` that was interrupted is resumed; where
+    the task is not the one that it began with, only with `accept_changed_task`, and that is recorded.
     """
     values: dict[str, Any] = {**settings}
     if values.get("task_args") and not isinstance(task, str | Path):
@@ -42,7 +44,13 @@ def simulate(
     else:
         values["gamma"] = gamma
     folder = None if dir is None else Path(dir)
-    run = Simulation.of(task, Settings.of(values), rule=own_rule, gamma=own_gamma, folder=folder).run(on_progress)
+    run = Simulation.of(
+        *(task, Settings.of(values)),
+        rule=own_rule,
+        gamma=own_gamma,
+        folder=folder,
+        accept_changed_task=accept_changed_task,
+    ).run(on_progress)
     if folder is not None:
         draw(folder)
     return run

@@ -16,7 +16,8 @@ from statistics import mean, stdev
 from typing import Any, Literal, NamedTuple, Self
 
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.hosting.loading import described, identity
+from offbeat.hosting.loading import described
+from offbeat.hosting.task_identity import identities
 from offbeat.sim.backends import Backend
 from offbeat.sim.choose import ANYWHERE, ExecutorPool
 from offbeat.sim.curve import CURVE, CurvePoint, read_curve
@@ -50,7 +51,7 @@ def compare(
     entries = spec.entries(folder)
     if (folder / SETTINGS).exists():
         raise InvalidValue(f"{folder} is the folder of a run; choose another --dir for the comparison")
-    task = identity(spec.task)
+    task = identities(spec.task)
     waiting = [entry for entry in entries if not _is_done(entry, task)]
     done = len(entries) - len(waiting)
     place = Backend(on, processes, ray_address)
@@ -87,13 +88,15 @@ def check(spec: Spec, entries: Sequence[ComparedRun]) -> None:
         executors.close()
 
 
-def _is_done(entry: ComparedRun, task: str) -> bool:
+def _is_done(entry: ComparedRun, task: Sequence[str]) -> bool:
     """Finished, and with these settings; with others the folder must not be used."""
     if not (entry.folder / SETTINGS).exists():
         return False
     there = RunFolder.open(entry.folder).settings
-    if there.get("task") != task:
-        raise InvalidValue(f"{entry.folder} holds a run of task {there.get('task')}, not {task}; choose another --dir")
+    if there.get("task") not in task:
+        raise InvalidValue(
+            f"{entry.folder} holds a run of task {there.get('task')}, not {task[0]}; choose another --dir"
+        )
     for name, value in plain(entry.settings.as_dict()).items():
         if not _filled_in(name, value, entry) and there.get(name) != value:
             raise InvalidValue(
@@ -160,6 +163,8 @@ class ComparisonRow(NamedTuple):
     staleness: float
     lanes_mean: float | None
     """Trainings per batch, where they were batched."""
+    failed: int
+    """Runs that diverged, stood still, or had all their updates refused."""
 
 
 @dataclass
@@ -198,6 +203,8 @@ class Comparison:
         }
         if any(row.lanes_mean is not None for row in rows):
             columns["lanes"] = ["" if row.lanes_mean is None else f"{row.lanes_mean:.1f}" for row in rows]
+        if any(row.failed for row in rows):
+            columns["failed"] = [str(row.failed) if row.failed else "" for row in rows]
         return _aligned(columns)
 
     def plot(self, folder: Path | str) -> list[Path]:
@@ -224,6 +231,7 @@ class Comparison:
             bytes=mean(summary["bytes_down"] + summary["bytes_up"] for summary in summaries),
             staleness=mean(summary["staleness_mean"] for summary in summaries),
             lanes_mean=mean(lanes) if lanes else None,
+            failed=sum(bool(summary.get("failed")) for summary in summaries),
         )
 
     def _reached(self, name: str) -> Iterator[float | None]:

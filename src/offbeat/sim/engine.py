@@ -13,13 +13,14 @@ Rules kept here:
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from math import inf
 from typing import NamedTuple, Protocol, assert_never
 
 from offbeat.errors import InvariantBroken
 from offbeat.protocol import messages
 from offbeat.protocol.coordinator import Coordinator
+from offbeat.protocol.wanted import may_want, wanted_versions
 from offbeat.sim.event_sources import Arrival, EventSource, Happening
 from offbeat.sim.executors import Job, Pending, PendingEvaluation
 
@@ -48,6 +49,7 @@ class DataPlane(Protocol):
     def evaluate(self, t: int) -> None: ...
     def awaited_evaluation(self, t: int) -> PendingEvaluation | None: ...
     def metrics(self, t: int) -> Mapping[str, float]: ...
+    def keep(self, t: int, kept: Set[int]) -> None: ...
 
 
 class Engine:
@@ -60,6 +62,10 @@ class Engine:
         self.handled = 0
         """Events that the coordinator has seen."""
         self.sequence = 0
+        self.ending = False
+        """The end of the run is known, though what was decided may still have to be mixed and evaluated."""
+        self.on_end: Callable[[], None] = lambda: None
+        """Called once, when nothing has happened yet that would not have happened in a longer run."""
         self._over = False
         self._heap: list[tuple[float, int, Happening | MixingDone]] = []
         self._now: deque[messages.Event] = deque()
@@ -84,12 +90,14 @@ class Engine:
                 return [needed]
             if evaluated:
                 t = self._evaluating.popleft()
-                self.feed(messages.Evaluated(self.coordinator.at, t, self.plane.metrics(t)))
+                self.evaluated(t, self.plane.metrics(t))
             elif self._now:
                 self.feed(self._now.popleft())
             elif self._over or not self._heap:
                 self._over = True
                 self.finished = not self._evaluating
+            elif self._heap[0][0] >= self.coordinator.plan.until_s and not self.ending:
+                self._end()  # whatever happens next ends the run
             else:
                 self._happen(heapq.heappop(self._heap)[2])
         return []
@@ -132,6 +140,29 @@ class Engine:
         self.record(event, commands)
         for command in commands:
             self._do(command, event.at)
+        if self.coordinator.end_reason and not self.ending:
+            self._end()
+
+    def evaluated(self, t: int, metrics: Mapping[str, float]) -> None:
+        """A version has these metrics; the plane keeps it if it is wanted when newer ones are there."""
+        ending, self.ending = self.ending, True  # the end is told after the version is kept
+        self.feed(messages.Evaluated(self.coordinator.at, t, metrics))
+        self.ending = ending
+        if may_want(self.coordinator):
+            self.plane.keep(t, wanted_versions(self.coordinator))
+        if self.coordinator.end_reason and not self.ending:
+            self._end()
+
+    def extend(self, event: messages.RunExtended) -> None:
+        """Go on with other ends, before or right after the event at which the run would have ended."""
+        self.feed(event)
+        self._over = self.ending = False
+        for happening in self.source.extended(inf if event.epochs is None else event.epochs):
+            self._push(happening, now=event.at)
+
+    def _end(self) -> None:
+        self.ending = True
+        self.on_end()
 
     def _do(self, command: messages.Command, at: float) -> None:
         match command:
@@ -148,6 +179,8 @@ class Engine:
                 self._evaluating.append(command.t)
             case messages.ReleaseTask():
                 self._release(command, at)
+            case messages.EndSilence():
+                self._forget_unless(command.lease.task, kept=command.resumed)
             case messages.TellFinished() | messages.TellQuarantined() | messages.Quarantine():
                 pass  # a simulated worker that is given nothing does nothing
             case messages.Finish():
@@ -204,7 +237,12 @@ class Engine:
                 self._revoked.add(task)
             for happening in self.source.revoked(command.lease, at):
                 self._push(happening, now=at)
-        self._forget(task)
+        self._forget_unless(task, kept=command.silent)
+
+    def _forget_unless(self, task: int, *, kept: bool) -> None:
+        """A silent lease may be opened again."""
+        if not kept:
+            self._forget(task)
 
     def _forget(self, task: int) -> None:
         """Drop a task's vectors, unless an update of it is still on its way or waits to be mixed."""

@@ -46,6 +46,9 @@ class EventSource(Protocol):
     def revoked(self, lease: messages.Lease, at: float) -> Iterator[Happening]:
         """What follows when the worker hears that its task is not wanted any more."""
 
+    def extended(self, epochs: float) -> Iterator[Happening]:
+        """What follows when the run is to go on to this many epochs."""
+
     def available(self, worker: int, at: float) -> bool:
         """Can this worker take a task now?"""
 
@@ -114,6 +117,10 @@ class SimulatedFleet:
             return
         yield from self._free(lease.worker, at)
 
+    def extended(self, epochs: float) -> Iterator[Happening]:  # noqa: ARG002 (devices do not know of an end)
+        """Nothing: every device goes on with what it does."""
+        return iter(())
+
     def _patience(self, answer: messages.AnswerPush) -> float:
         """About as long as the server said, for each a little different, so that they do not all come back at once."""
         self._turned_away += 1
@@ -148,6 +155,8 @@ class SampledStaleness:
     def __init__(self, size: int, staleness_max: int, *, seed: int, epochs: float = inf) -> None:
         """`staleness_max` is the paper's: its staleness of 1..K is 0..K-1 here."""
         self.size, self.window, self.seed, self.epochs = size, staleness_max, seed, epochs
+        self._moment = 0
+        """The last whose tasks have begun."""
 
     def staleness(self, t: int) -> int:
         return draws.below(min(t, self.window), self.seed, STALENESS, t)
@@ -169,14 +178,26 @@ class SampledStaleness:
     def revoked(self, lease: messages.Lease, at: float) -> Iterator[Happening]:
         yield messages.WorkerLeft(at, lease.worker)
 
+    def extended(self, epochs: float) -> Iterator[Happening]:
+        """Tasks of later epochs that would have begun before begin now, from the newest version: theirs is gone."""
+        before, self.epochs, moment = self.epochs, epochs, self._moment
+        last = min(moment + self.window, epochs)
+        for t in range(int(before) + 1 if before < inf else 0, int(last) + 1) if before < last else ():
+            if t - 1 - self.staleness(t) <= moment:
+                yield from self._started(t, moment)
+
     def available(self, worker: int, at: float) -> bool:  # noqa: ARG002 (they exist when they are needed)
         return True
 
     def _starting(self, moment: int) -> Iterator[Happening]:
+        self._moment = moment
         for t in range(moment + 1, moment + self.window + 1):
             if t <= self.epochs and t - 1 - self.staleness(t) == moment:
-                yield messages.WorkerJoined(float(moment), t, self.device(t))
-                yield messages.TaskRequested(float(moment), t)
+                yield from self._started(t, moment)
+
+    def _started(self, t: int, moment: int) -> Iterator[Happening]:
+        yield messages.WorkerJoined(float(moment), t, self.device(t))
+        yield messages.TaskRequested(float(moment), t)
 
 
 # --- from the settings ------------------------------------------------------------------------------------------------

@@ -21,10 +21,9 @@ from offbeat.sim.choose import ExecutorPool
 from offbeat.sim.executors import Pending, Together
 from offbeat.sim.run import Simulation, StopRequested, plots
 from offbeat.sim.spec import ComparedRun
-from offbeat.storage.run_folder import RunFolder
+from offbeat.storage.run_folder import PICTURE, RunFolder
 
 OPEN_MAX = 64
-PICTURE = "run.svg"
 
 Tell = Callable[[float], None]
 
@@ -119,7 +118,7 @@ class Share:
         recorded = RunFolder.recorded(entry.folder, "executor") if entry.settings.executor == "auto" else None
         settings = replace(entry.settings, executor=recorded) if recorded else entry.settings
         executor = self._executors.lend(settings)
-        return UnderWay(entry, Simulation(executor.task, settings, executor, folder=entry.folder))
+        return UnderWay(entry, Simulation(executor.task, settings, executor, folder=entry.folder, extensible=False))
 
     def _advanced(self, run: UnderWay) -> list[Pending]:
         try:

@@ -1,6 +1,6 @@
 """Owns the vectors of a simulated run: the working vector w, the newest version, and the trainings in flight."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from math import isfinite
 
 from offbeat.core.kernel import Updater, mixed
@@ -8,6 +8,7 @@ from offbeat.core.layout import Model
 from offbeat.core.rules import Rule
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Decision, Evaluated, Lease, Spent, UpdateArrived
+from offbeat.protocol.plan import Plan
 from offbeat.sim.executors import Executor, Job, PendingEvaluation
 from offbeat.task import Update, Work
 
@@ -21,11 +22,16 @@ class Plane:
         """`needs` says what must be known about an update: the coordinator, or a rule where there is no gate."""
         self.executor, self.updater, self.seed = executor, updater, seed
         self.needs_distance = needs.needs_distance
+        self.plan = needs.plan if isinstance(needs, Coordinator) else Plan()
         self.w = self.x = x_0
         self._leased: dict[int, tuple[int, Model]] = {}
         """The version that every lease started from, and its model."""
         self._jobs: dict[int, Job] = {}
         self._evaluations: dict[int, PendingEvaluation] = {}
+        self._measured: tuple[int, Model] = (0, x_0)
+        """The version that was evaluated last, and its model."""
+        self._kept: dict[int, Model] = {}
+        """Versions that are wanted though newer ones are there."""
 
     def lease(self, lease: Lease) -> None:
         """Remember which model goes with this lease; a lease that is sent again keeps its own."""
@@ -49,12 +55,14 @@ class Plane:
         update = _done(job)
         x_new, distance = update.x_new.vector, None
         if self.needs_distance:
-            distance = self.updater.distance(x_new, job.x_tau.vector)
+            distance, largest = self.updater.measured(x_new, job.x_tau.vector)
             finite = isfinite(distance)
         else:
-            finite = self.updater.finite(x_new)
+            largest = self.updater.largest(x_new)
+            finite = isfinite(largest)
+        excess = self.plan.excess(largest)
         numbers = (update.trained.samples, update.trained.gradients, finite, distance)
-        return UpdateArrived(at, lease.worker, lease.task, *numbers, spent=spent)
+        return UpdateArrived(at, lease.worker, lease.task, *numbers, spent=spent, largest=excess)
 
     def mix(self, decision: Decision) -> None:
         job = self._jobs[decision.lease.task]
@@ -83,19 +91,19 @@ class Plane:
 
     def models(self) -> dict[str, Model]:
         """The models of a checkpoint: w, the newest version, and the versions that are trained from or evaluated."""
-        used = dict(self._leased.values()) | {t: job.x for t, job in self._evaluations.items()}
+        used = self._kept | dict(self._leased.values()) | {t: job.x for t, job in self._evaluations.items()}
         return {"w": self.w, "x": self.x} | {f"version {t}": model for t, model in used.items()}
 
-    def restore(
-        self, models: Mapping[str, Model], leased: Iterable[Lease], started: Iterable[Lease], evaluated: Iterable[int]
-    ) -> None:
+    def restore(self, models: Mapping[str, Model], replayed: "Replayed") -> None:
         """Take the vectors of a checkpoint, and start again what was being trained and evaluated."""
         models = {name: model.freeze() for name, model in models.items()}
         self.w, self.x = models["w"], models["x"]
+        leased = replayed.leased.values()
         self._leased = {lease.task: (lease.tau, models[f"version {lease.tau}"]) for lease in leased}
-        for lease in started:
+        for lease in replayed.started.values():
             self.start(lease)
-        self._evaluations = {t: self.executor.measure(models[f"version {t}"]) for t in evaluated}
+        self._evaluations = {t: self.executor.measure(models[f"version {t}"]) for t in replayed.evaluated}
+        self._kept = {t: models[f"version {t}"] for t in replayed.kept if f"version {t}" in models}
 
     def evaluate(self, t: int) -> None:
         self._evaluations[t] = self.executor.measure(self.x)
@@ -105,10 +113,20 @@ class Plane:
 
     def metrics(self, t: int) -> Mapping[str, float]:
         """The results of this version's evaluation; they are forgotten then."""
-        found = self._evaluations.pop(t).metrics
-        if found is None:
+        evaluation = self._evaluations.pop(t)
+        self._measured = (t, evaluation.x)
+        if evaluation.metrics is None:
             raise AssertionError("metrics were used before they were there")
-        return found
+        return evaluation.metrics
+
+    def keep(self, t: int, kept: Set[int]) -> None:
+        """Version t was evaluated just now: keep these versions, and let go of the others."""
+        there = self._kept | ({t: self._measured[1]} if self._measured[0] == t else {})
+        self._kept = {t: there[t] for t in kept if t in there}
+
+    def version(self, t: int, newest: int) -> Model | None:
+        """A version that was kept, or the newest."""
+        return self.x if t == newest else self._kept.get(t)
 
 
 def _done(job: Job) -> Update:
@@ -129,6 +147,7 @@ class Replayed:
         self.leased: dict[int, Lease] = {}
         self.started: dict[int, Lease] = {}
         self.evaluated: dict[int, None] = {}
+        self.kept: Set[int] = frozenset()
 
     def lease(self, lease: Lease) -> None:
         self.leased.setdefault(lease.task, lease)
@@ -161,3 +180,6 @@ class Replayed:
     def metrics(self, t: int) -> Mapping[str, float]:
         del self.evaluated[t]
         return next(self._evaluations).metrics
+
+    def keep(self, t: int, kept: Set[int]) -> None:  # noqa: ARG002 (it has no models)
+        self.kept = kept

@@ -8,7 +8,7 @@ Rules kept here:
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
@@ -17,24 +17,35 @@ from types import ModuleType
 from typing import Any, Self
 
 from offbeat.core.kernel import Updater
-from offbeat.core.layout import Model
+from offbeat.core.layout import Array, Model
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue, MissingExtra
-from offbeat.hosting.loading import adapted, identity, load
-from offbeat.method import method_of
-from offbeat.protocol.messages import Decision, Evaluated
+from offbeat.hosting.loading import adapted, load
+from offbeat.hosting.task_identity import identities, identity_of_object, names_in
+from offbeat.method import ends_of, method_of, unlike_one_long_run, until_stuck
+from offbeat.protocol.ends import Ends, refuse_reached
+from offbeat.protocol.messages import Decision
+from offbeat.protocol.plan import Target
 from offbeat.protocol.scheduler import GammaSchedule, Plateau
+from offbeat.protocol.wanted import evaluation_of
 from offbeat.settings import Settings
 from offbeat.sim.choose import ANYWHERE, Chosen, executor_of, wishes_of
 from offbeat.sim.curve import CONTRIBUTION, CURVE, CurvePoint, CurveRecorder, write_contribution, write_curve
 from offbeat.sim.engine import Engine
 from offbeat.sim.event_sources import source_of, window_of
 from offbeat.sim.executors import Executor, Pending
+from offbeat.sim.extending import (
+    END_BYTES_MAX,
+    extensions_in,
+    is_extension,
+    refuse_without_checkpoint,
+    settings_begun,
+)
 from offbeat.sim.plane import Plane, Replayed
 from offbeat.storage.model_file import load_models, save_models
 from offbeat.storage.rows import as_arrival
 from offbeat.storage.run_folder import RunFolder
-from offbeat.task import Task, evaluate, start
+from offbeat.task import Task, evaluate, start_with_frozen
 
 CHECKPOINT_EVERY_S = 30.0
 EVENTS_AT_ONCE = 5_000
@@ -43,7 +54,7 @@ BYTES_PER_FLOAT = 4
 RESULTS = (
     *("t", "epochs", "applied", "gradients", "virtual_s", "wall_s", "staleness_mean", "staleness_largest"),
     *("x_sha256", "bytes_down", "bytes_up", "ended", "executor", "lanes_mean", "programs", "processes"),
-    *("actors", "redone", "dir", "task", "settings"),
+    *("actors", "redone", "dir", "task", "settings", "result_t", "best_t", "best_value", "failed"),
 )
 """What a summary says; a task's metrics must have other names."""
 
@@ -62,6 +73,8 @@ class Run:
     folder: Path | None = None
     decisions: list[Decision] | None = field(default=None, repr=False)
     """Kept here only where there is no folder to read them from."""
+    best: Model | None = field(default=None, repr=False)
+    """The best version, where `keep_best` says by which metric."""
 
     @cached_property
     def ledger(self) -> list[Decision]:
@@ -84,6 +97,12 @@ def plots() -> ModuleType:
         raise MissingExtra(str(error.name), "plots") from error
 
 
+def _known_as(task: Task, x_0: Model, frozen: Mapping[str, Array]) -> tuple[str, ...]:
+    """The names of a task: of its file, or of the object where there is none."""
+    own = identities(task)
+    return own if hasattr(task, "identity") else (identity_of_object(task, x_0, frozen), *own)
+
+
 class Simulation:
     """One run under way; `advance` it and do what it asks for, until it is finished."""
 
@@ -97,14 +116,22 @@ class Simulation:
         gamma: GammaSchedule | None = None,
         folder: Path | None = None,
         updater: Updater | None = None,
+        accept_changed_task: bool = False,
+        extensible: bool = True,
     ) -> None:
         """`executor` may be shared with other runs of the same task; then it is not closed here.
 
-        `rule` and `gamma` take the place of what the settings name.
+        `rule` and `gamma` take the place of what the settings name. `accept_changed_task` resumes a run whose task is
+        not the one that it began with. Where it is `extensible`, a finished run keeps the models that are in flight at
+        its end.
         """
+        asked, settings = ends_of(settings), settings_begun(settings, folder)
         self.task, self.method = task, method_of(settings, task, rule, gamma, window_of(settings))
-        self.rule, self.plan = self.method.rule, self.method.plan
-        self.x_0 = start(task, settings.seed)
+        self.method = until_stuck(self.method)
+        self.rule, self.plan, self.extensible = self.method.rule, self.method.plan, extensible
+        self.x_0, frozen = start_with_frozen(task, settings.seed)
+        known_as = identities(task) if folder is None else _known_as(task, self.x_0, frozen)
+        self.names = names_in(folder, known_as, accept_changed=accept_changed_task)
         model_bytes = self.x_0.layout.size * BYTES_PER_FLOAT
         self.source = source_of(task, settings, self.rule, self.method.devices, model_bytes, self.plan.epochs)
         self.shared = executor is not None
@@ -116,7 +143,11 @@ class Simulation:
         self.curve = CurveRecorder(model_bytes, keep_decisions=folder is None)
         self.coordinator = self.method.coordinator(self.source.available)
         self.plane = Plane(self.x_0, self.coordinator, self.executor, updater or Updater(), seed=settings.seed)
-        self._open(folder)
+        self._at_end: tuple[dict[str, Model], dict[str, str]] | None = None
+        """Once the end is known: the checkpoint of the moment before it."""
+        self.extension: list[str] = []
+        """Where the run goes on to another end than before: what that means, in words."""
+        self._open(folder, asked)
 
     @classmethod
     def of(cls, task: Task | Path | str, settings: Settings, **options: Any) -> Self:
@@ -135,7 +166,7 @@ class Simulation:
 
     def share(self) -> float:
         """How much of the run is done, as far as its end is known: between 0 and 1."""
-        c, plan = self.coordinator, self.plan
+        c, plan = self.coordinator, self.coordinator.plan
         ways = (c.t / plan.epochs if plan.epochs else 0.0, c.gradients / plan.gradients if plan.gradients else 0.0)
         return min(1.0, max(*ways, c.at / plan.until_s))
 
@@ -166,14 +197,19 @@ class Simulation:
         counted = self.coordinator.contribution
         surviving = counted.surviving()
         contribution = {device: (mass, surviving.get(device, 0.0)) for device, mass in sorted(counted.mass.items())}
-        path = self.folder.path if self.folder else None
-        run = Run(self._summary(), self.plane.x, contribution, self.curve.points, path, self.curve.decisions)
+        path, c = self.folder.path if self.folder else None, self.coordinator
+        x, best = self.plane.version(c.result, c.t), self.plane.version(c.best.t, c.t) if c.best else None
+        self._result_t = c.t if x is None else c.result
+        points, decisions = self.curve.points, self.curve.decisions
+        run = Run(self._summary(x or self.plane.x), x or self.plane.x, contribution, points, path, decisions, best)
         if self.folder and self.ledger:
             self.ledger.flush()
             run.summary["ledger_head"] = self.ledger.head.hex()
             write_curve(self.folder.path / CURVE, run.metrics)
             write_contribution(self.folder.path / CONTRIBUTION, run.contribution)
-            self.folder.finish(run.summary, run.x)
+            newest = None if run.x is self.plane.x else self.plane.x
+            keeps = self._kept_for_extension()
+            self.folder.finish(run.summary, run.x, newest=newest, best=best, keep_checkpoint=keeps)
         return run
 
     def close(self) -> None:
@@ -194,46 +230,109 @@ class Simulation:
             wishes=wishes_of(settings, asked),
         )
 
-    def _open(self, folder: Path | None) -> None:
+    def _open(self, folder: Path | None, asked: Ends) -> None:
         """Begin the run in its folder, if it has one, or go on from the checkpoint that is there."""
-        recorded = {"task": identity(self.task), **self.settings.as_dict()}
-        self.folder = RunFolder.begin(folder, recorded) if folder is not None else None
+        recorded = {"task": self.names.recorded, **self.settings.as_dict()}
+        reopen = folder is not None and is_extension(folder, self.settings, asked)
+        self.folder = RunFolder.begin(folder, recorded, reopen=reopen) if folder is not None else None
         try:
+            if self.folder and reopen:
+                refuse_without_checkpoint(self.folder.path)
             self.ledger = self.folder.ledger() if self.folder else None
-            self.engine = self._resumed() or self._started()
+            if not self._resumed():
+                self._started()
+            self._accept_task()
+            if asked != Ends.of(self.coordinator.plan):
+                self._extend(asked)
         except BaseException:
             self.close()
             raise
 
-    def _started(self) -> Engine:
+    def _accept_task(self) -> None:
+        """Record that the run goes on with a changed task; a checkpoint keeps the record where the run is cut again."""
+        if self.names.changed and self.ledger:
+            c = self.coordinator
+            self.ledger.record_task_accepted(c.at, c.t, self.names.now)
+            self.checkpoint()
+
+    def _started(self) -> None:
         if self.ledger:
             self.ledger.truncate_after(0)
             self.curve.rows = self.ledger.record
-        engine = Engine(self.coordinator, self.source, self.plane, self.curve.record, mix_s=self.settings.mix_s)
-        engine.feed(Evaluated(0.0, 0, self.metrics_0))
-        return engine
+        self.engine = self._engine(self.plane)
+        self.engine.on_end = self._note_end
+        self.engine.evaluated(0, self.metrics_0)
 
-    def _resumed(self) -> Engine | None:
+    def _engine(self, plane: Plane | Replayed) -> Engine:
+        return Engine(self.coordinator, self.source, plane, self.curve.record, mix_s=self.settings.mix_s)
+
+    def _resumed(self) -> bool:
+        """Go back to the checkpoint, if there is one. The ledger of a finished run stays whole until it is extended."""
         if not self.folder or not self.ledger or not self.folder.checkpoint_path.exists():
-            return None
+            return False
         models, metadata = load_models(self.folder.checkpoint_path, self.x_0.layout)
-        self.ledger.truncate_after(int(metadata["mark"]))
+        self._mark = int(metadata["mark"])
+        if self.folder.state != "finished":
+            self.ledger.truncate_after(self._mark)
         evaluations = iter(self.ledger.evaluations())
         replayed = Replayed(iter([as_arrival(row) for row in self.ledger.rows("arrived")]), evaluations)
-        engine = Engine(self.coordinator, self.source, replayed, self.curve.record, mix_s=self.settings.mix_s)
-        engine.feed(next(evaluations))
+        self.engine = engine = self._engine(replayed)
+        engine.evaluated(0, next(evaluations).metrics)
+        for event in extensions_in(self.ledger, self._mark):
+            engine.advance(handled_max=event.handled or 0)
+            engine.extend(event)
         engine.advance(handled_max=int(metadata["handled"]))
-        self.plane.restore(models, replayed.leased.values(), replayed.started.values(), replayed.evaluated)
-        engine.plane, self.curve.rows = self.plane, self.ledger.record
+        self.plane.restore(models, replayed)
+        engine.plane, self.curve.rows, engine.on_end = self.plane, self.ledger.record, self._note_end
+        self._at_end = (models, metadata) if engine.ending and "end" in metadata else None
         self.begun -= float(metadata["wall_s"])
-        return engine
+        return True
+
+    def _extend(self, asked: Ends) -> None:
+        """Go on to other ends than before, after the moment at which the run ended or was interrupted."""
+        c, folder, ledger = self.coordinator, self.folder, self.ledger
+        summary = folder.summary if folder else None
+        refuse_reached(c, asked, at=float(summary["virtual_s"]) if summary else c.at)
+        self._check_target(asked.put_into(c.plan).target)
+        if folder and ledger and summary:
+            folder.take_back_results()
+            ledger.truncate_after(self._mark)
+        before = Ends.of(c.plan)
+        self.engine.extend(asked.event(c.at, self.engine.handled))
+        self._at_end = None
+        self.checkpoint()
+        self.extension = [f"Going on from epoch {c.t_decided} to {asked} (before: {before})."]
+        told = unlike_one_long_run(self.settings, self.plan, self.rule, asked)
+        if window_of(self.settings) is not None and before.epochs is not None:
+            told.append(f"the first tasks after epoch {before.epochs} start from it: the versions before it are gone")
+        self.extension += [f"Unlike in one long run, {what}." for what in told]
+
+    def _note_end(self) -> None:
+        """The end is known: what a longer run would go on from is here, and soon no more."""
+        if self.folder and self.ledger:
+            self._at_end = (self.plane.models(), {**self._place(), "end": "1"})
+
+    def _kept_for_extension(self) -> bool:
+        """Keep the checkpoint of the moment before the end, if there is one and it is not too large."""
+        if self._at_end is None or not self.extensible:
+            return False
+        if len(self._at_end[0]) * BYTES_PER_FLOAT * self.x_0.layout.size > END_BYTES_MAX:
+            return False
+        self.checkpoint()
+        return True
+
+    def _check_target(self, target: Target | None) -> None:
+        if target and target.metric not in self.metrics_0:
+            known = ", ".join(self.metrics_0) or "none: it has no test data"
+            raise InvalidValue(f"target is {target} but the task's metrics are {known}; the run would never end")
 
     def _check_metrics(self) -> None:
         """Nothing may wait for a metric that will never come, or have the name of a result."""
         known = ", ".join(self.metrics_0) or "none: it has no test data"
-        target, gamma = self.plan.target, self.method.scheduler.gamma
-        if target and target.metric not in self.metrics_0:
-            raise InvalidValue(f"target is {target} but the task's metrics are {known}; the run would never end")
+        best, gamma = self.plan.keep_best, self.method.scheduler.gamma
+        self._check_target(self.plan.target)
+        if best and best.metric not in self.metrics_0:
+            raise InvalidValue(f"keep_best is {best.metric} but the task's metrics are {known}")
         if isinstance(gamma, Plateau) and gamma.metric not in self.metrics_0:
             raise InvalidValue(f"gamma_schedule looks at {gamma.metric!r} but the task's metrics are {known}")
         for name in RESULTS:
@@ -243,11 +342,15 @@ class Simulation:
     def checkpoint(self) -> None:
         if not self.folder or not self.ledger:
             return
-        self.ledger.flush()
-        metadata = {"mark": self.ledger.mark(), "handled": self.engine.handled, "wall_s": self.wall_s()}
-        text = {name: str(value) for name, value in metadata.items()}
-        save_models(self.folder.checkpoint_path, self.plane.models(), text)
+        models, place = self._at_end or (self.plane.models(), self._place())
+        save_models(self.folder.checkpoint_path, models, place)
         self._checkpointed = time.monotonic()
+
+    def _place(self) -> dict[str, str]:
+        """Where the run stands: the last row of its ledger, which is written, and how many events there were."""
+        mark = self.ledger.mark() if self.ledger else 0
+        metadata = {"mark": mark, "handled": self.engine.handled, "wall_s": self.wall_s()}
+        return {name: str(value) for name, value in metadata.items()}
 
     # --- the summary -------------------------------------------------------------------------------------------------
 
@@ -255,26 +358,40 @@ class Simulation:
         """Seconds that the run has taken, those before an interruption included."""
         return time.perf_counter() - self.begun
 
-    def _summary(self) -> dict[str, Any]:
+    def _stopped(self) -> str:
+        """Why a run is over that came to no end of its own."""
+        c = self.coordinator
+        refused = f"; all {c.judge.decisions} updates were refused" if c.all_refused else ""
+        return f"nothing was left to happen{refused}"
+
+    def _summary(self, x: Model) -> dict[str, Any]:
         c, fold = self.coordinator, self.curve.fold
-        newest = c.evaluations[-1].metrics if c.evaluations else {}
+        shown = evaluation_of(c, self._result_t) or (c.evaluations[-1] if c.evaluations else None)
+        best = (
+            {"best_t": c.best.t, "best_value": c.best.metrics[self.plan.keep_best.metric]}
+            if c.best and self.plan.keep_best
+            else {}
+        )
         return {
             "t": c.t,
-            "epochs": self.plan.epochs,
+            "epochs": c.plan.epochs,
             "applied": c.applied,
             "gradients": c.gradients,
             "virtual_s": c.at,
             "wall_s": round(self.wall_s(), 3),
             "staleness_mean": fold.staleness_mean,
             "staleness_largest": fold.staleness_largest,
-            **newest,
-            "x_sha256": hashlib.sha256(self.plane.x.vector.tobytes()).hexdigest(),
+            **(shown.metrics if shown else {}),
+            "result_t": self._result_t,
+            **best,
+            "x_sha256": hashlib.sha256(x.vector.tobytes()).hexdigest(),
             "bytes_down": self.curve.sent * self.curve.model_bytes,
             "bytes_up": self.curve.arrived * self.curve.model_bytes,
-            "ended": c.end_reason or "nothing was left to happen",
+            "ended": c.end_reason or self._stopped(),
+            "failed": c.failed or (not c.end_reason and c.all_refused),
             "executor": self.executor.name,
             **self.executor.report(),
             "dir": str(self.folder.path) if self.folder else None,
-            "task": identity(self.task),
+            "task": self.names.now,
             "settings": self.settings.as_dict(),
         }

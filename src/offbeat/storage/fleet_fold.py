@@ -1,7 +1,8 @@
 """Owns the part of the fold that knows workers and tasks: what every worker did, who works now, how the run moves.
 
 Rules kept here:
-- A task is in flight from its lease until it is decided on or released.
+- A task is in flight from its lease until it is decided on or released; where its worker was silent and got its lease
+  back, it is in flight again.
 - A worker's speed is the median of its newest tasks, from lease to arrival.
 - A page shows a few workers of thousands: what costs something is worked out when it is asked for.
 - Memory: about a kilobyte per worker, and a hundred bytes per update.
@@ -24,7 +25,7 @@ RATE_UPDATES = 100
 """How many of the newest updates say how fast the run goes."""
 SPEED_TASKS = 101
 """How many of a worker's newest tasks say how fast it is."""
-STATES = ("idle", "working", "away", "quarantined")
+STATES = ("idle", "working", "silent", "away", "quarantined")
 RELEASED = "released"
 
 
@@ -62,6 +63,8 @@ class WorkerTotals:
     """The row after which it no longer waits for one."""
     task: int | None = None
     """Of its open lease."""
+    silent: int | None = None
+    """Of the lease that it lost because it was not heard of, until it is heard of again."""
     why: str | None = None
     """Why it is quarantined."""
     decided: "array[int]" = field(default_factory=lambda: array("q"))
@@ -80,6 +83,8 @@ class WorkerTotals:
             return "quarantined"
         if self.task is not None:
             return "working"
+        if self.silent is not None:
+            return "silent"
         return "idle" if self.here and (self.asked > self.answered or not self.asks) else "away"
 
     def refuse(self, outcome: str) -> None:
@@ -105,6 +110,7 @@ class FleetFold:
         self.recent: deque[tuple[Any, ...]] = deque(maxlen=RECENT_TASKS)
         """What `EndedTask` holds, about in the order in which they ended."""
         self.applied_at: deque[float] = deque(maxlen=RATE_UPDATES + 1)
+        self.paused = False
         self.decided: dict[str, array[int]] = {}
         """The rows in which updates were decided on, by outcome."""
         self._pending: dict[int, tuple[int, bool]] = {}
@@ -120,6 +126,7 @@ class FleetFold:
             "mixed": self._mixed,
             "heartbeat": self._heartbeat,
             "asked": self._asked,
+            "paused": self._paused,
         }
 
     def settle(self, t: int) -> None:
@@ -140,6 +147,9 @@ class FleetFold:
 
     def quarantined(self) -> int:
         return sum(worker.here and worker.why is not None for worker in self.workers.values())
+
+    def silent(self) -> int:
+        return sum(worker.state == "silent" for worker in self.workers.values())
 
     def of(self, number: int, device: int | None = None) -> WorkerTotals:
         """The worker of this number, which is made where it is new."""
@@ -194,9 +204,14 @@ class FleetFold:
             else:  # no sign of life: a server that starts ends the requests of before
                 worker.answered = max(worker.answered, sequence)
 
+    def _paused(self, rows: Rows) -> None:
+        self.paused = rows[-1][0] == "run_paused"
+
     def _heartbeat(self, rows: Rows) -> None:
-        for task, at in rows:
-            if task in self.open:
+        for task, number, at in rows:
+            if number is not None:
+                self.of(number).seen(at)
+            elif task in self.open:  # of before the worker was recorded
                 self.open[task][0].seen(at)
 
     def _weigh(self, version: Sequence[tuple[int, float, float]]) -> None:
@@ -212,18 +227,31 @@ class FleetFold:
             worker.answered = max(worker.answered, sequence)
             if at > worker.seen_at:
                 worker.seen_at = at
-            if task not in open_:  # else it is the same lease, told again
+            if task not in open_ and worker.silent != task:  # else it is the same lease, told again
                 open_[task] = (worker, at)
                 leased_at.append(at)
                 worker.tasks += 1
                 worker.task = task
 
     def _released(self, rows: Rows) -> None:
-        """A late update may still be decided on."""
-        for at, task, number, granted_at, *_ in rows:
-            if task in self.open:
+        """A late update may still be decided on, and the worker of a silent lease may be heard of again."""
+        for at, task, number, granted_at, _, detail, kind in rows:
+            facts = json.loads(detail) if detail else {}
+            if kind == "heard_again":
+                self._heard_again(at, task, self.of(number), granted_at if facts.get("resumed") else None)
+            elif task in self.open:
                 self._close(at, task)
                 self.recent.append((task, number, granted_at, at, None, None, RELEASED))
+                self.of(number).silent = task if facts.get("silent") else None
+
+    def _heard_again(self, at: float, task: int, worker: WorkerTotals, granted_at: float | None) -> None:
+        """`granted_at` is that of the lease, where the worker got it back."""
+        worker.silent = None
+        if granted_at is not None:
+            worker.seen(at)
+            self.open[task] = (worker, granted_at)
+            self.leased_at.append(at)
+            worker.task = max(task, worker.task or 0)  # one that it was leased later may have been taken before this
 
     def _decided(self, rows: Rows) -> None:
         of, close, recent, decided = self.of, self._close, self.recent, self.decided
@@ -235,6 +263,8 @@ class FleetFold:
             if at > worker.seen_at:
                 worker.seen_at = at
             close(at, task)
+            if worker.silent == task:
+                worker.silent = None
             if outcome not in decided:
                 decided[outcome] = array("q")
             decided[outcome].append(sequence)

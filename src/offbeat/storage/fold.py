@@ -18,7 +18,7 @@ from functools import cache
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, Self
 
-from offbeat.protocol.messages import AnswerPush, Evaluated, Finish, VersionPublished
+from offbeat.protocol.messages import TOTAL_MAX, AnswerPush, Evaluated, Finish, VersionPublished
 from offbeat.storage.ledger import CHATTER, Ledger
 from offbeat.storage.rows import COMMANDS, EVENTS, KINDS, NewRow, RowShape, row_maker
 
@@ -64,18 +64,19 @@ FEEDS = {
         "sequence at kind worker device detail",
     ),
     "leased": _feed("leased", "sequence at task worker device"),
-    "released": _feed("released", "at task worker granted_at deadline detail"),
+    "released": _feed("released heard_again", "at task worker granted_at deadline detail kind"),
     "published": _feed("published", "at t"),
     "decided": _feed(
         "decided",
         "t staleness outcome keep new publish gradients decision device worker sequence at task granted_at",
     ),
     "mixed": _feed("mixed", "decision"),
-    "heartbeat": _feed("heartbeat", "task at", "task"),
+    "heartbeat": _feed("heartbeat", "task worker at", "task"),
     "asked": _feed("requested request_ended", "kind worker sequence at", "kind worker"),
     "evaluated": _feed("evaluated", "sequence at t detail"),
     "lost": _feed("lost", "at task decision"),
-    "finished": _feed("finished", "detail"),
+    "paused": _feed("run_paused run_resumed", "kind"),
+    "ends": _feed("finished extended", "sequence kind detail"),
 }
 """By name, in the order in which they are folded: a task's lease comes before its end."""
 _FEED_OF = {kind: name for name, feed in FEEDS.items() for kind in feed.kinds}
@@ -83,6 +84,8 @@ _COUNTS = (
     f"SELECT kind, count(*) FROM events WHERE kind IN ({', '.join(map(repr, COUNTED))}) "  # noqa: S608 (our names)
     "AND sequence > ? AND sequence <= ? GROUP BY kind"
 )
+ENDS = ("epochs", "gradients", "until_s", "target")
+"""Settings that say when a run ends; an extension replaces all of them."""
 KEEP = FEEDS["decided"].columns.index("keep")
 """Where a decision's coefficient is: None where the update was refused."""
 
@@ -131,7 +134,9 @@ class RunFold:
         """Gradients in every version decided on."""
         self.evaluations: list[EvaluatedVersion] = []
         self.ended: str | None = None
-        """Why the run ended."""
+        """Why the run ended; None while it goes on, also after it was extended."""
+        self.ends: dict[str, Any] | None = None
+        """The ends that the run was given after it had begun, by the names of the settings."""
         self._gradients = 0
         self._rounds = False
         self._settle = [part.settle for part in parts if hasattr(part, "settle")]
@@ -220,7 +225,7 @@ class RunFold:
             "published": self._published,
             "decided": self._decided,
             "evaluated": self._evaluated,
-            "finished": self._finished,
+            "ends": self._ended,
         }
 
     def _published(self, rows: Rows) -> None:
@@ -239,7 +244,7 @@ class RunFold:
         for t, publish, gradients in map(itemgetter(0, 5, 6), applied):
             while len(gradients_of) < t:  # a group whose deadline passed had no last update
                 gradients_of.append(total)
-            total += gradients
+            total = min(total + gradients, TOTAL_MAX)
             if publish:
                 gradients_of.append(total)
         self._gradients = total
@@ -254,8 +259,13 @@ class RunFold:
     def _evaluated(self, rows: Rows) -> None:
         self.evaluations.extend(map(EvaluatedVersion._make, rows))
 
-    def _finished(self, rows: Rows) -> None:
-        self.ended = str(json.loads(rows[-1][0]).get("reason", ""))
+    def _ended(self, rows: Rows) -> None:
+        for _, kind, detail in rows:
+            facts = json.loads(detail)
+            if kind == "finished":
+                self.ended = str(facts.get("reason", ""))
+            else:
+                self.ended, self.ends = None, {name: facts[name] for name in ENDS}
 
 
 class VersionUpdates:

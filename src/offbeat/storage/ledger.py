@@ -35,6 +35,7 @@ from offbeat.storage.rows import (
     lasting_rows,
     lost_row,
     read,
+    task_accepted_row,
     truncated_row,
 )
 
@@ -161,6 +162,10 @@ class Ledger:
     def record_lost(self, at: float, task: int, decision: int) -> None:
         """An acknowledged update is damaged, and the operator has decided to go on without it."""
         self._waiting.append(lost_row(at, task, decision))
+
+    def record_task_accepted(self, at: float, t: int, task: str) -> None:
+        """The task has changed, and the operator has decided to go on with it."""
+        self._waiting.append(task_accepted_row(at, t, task))
 
     def flush(self) -> None:
         """Write what waits, in one transaction."""

@@ -58,9 +58,9 @@ class Row(NamedTuple):
 
 KINDS = (
     *("fleet_joined", "joined", "left", "returned", "requested", "request_ended", "heartbeat", "arrived", "mixed"),
-    *("published", "restarted", "bad_update", "barred", "quarantined", "readmitted"),
+    *("published", "restarted", "run_paused", "run_resumed", "bad_update", "barred", "quarantined", "readmitted"),
     *("lost", "evaluated", "time_passed", "leased", "released", "decided", "busy", "unknown", "not_yours", "repeated"),
-    *("finished", "truncated", "loss_accepted"),
+    *("heard_again", "declared", "task_accepted", "finished", "extended", "truncated", "loss_accepted"),
 )
 
 
@@ -103,15 +103,19 @@ _DECISION = "at t staleness outcome samples gradients decision"
 
 _PLAIN: dict[type[Event], RowShape] = {
     messages.VersionPublished: _shape("published", "at t"),
-    messages.HeartbeatArrived: _shape("heartbeat", "at task"),
+    messages.HeartbeatArrived: _shape("heartbeat", "at task worker"),
     messages.RequestEnded: _shape("request_ended", "at worker"),
     messages.FleetJoined: _shape("fleet_joined", "at detail"),
     messages.BadUpdateArrived: _shape("bad_update", "at task worker detail"),
     messages.ServerRestarted: _shape("restarted", "at"),
     messages.LossAccepted: _shape("loss_accepted", "at detail"),
+    messages.RunPaused: _shape("run_paused", "at"),
+    messages.RunResumed: _shape("run_resumed", "at"),
+    messages.RunExtended: _shape("extended", "at detail"),
     messages.WorkerBarred: _shape("barred", "at worker detail"),
     messages.WorkerReadmitted: _shape("readmitted", "at worker"),
     messages.LeaseReturned: _shape("returned", "at worker task"),
+    messages.WorkerDeclared: _shape("declared", "at worker samples detail"),
     messages.WorkerLeft: _shape("left", "at worker"),
 }
 """Events whose attributes are columns of the same names; `detail` holds the others."""
@@ -127,9 +131,11 @@ _MIXED = _shape("mixed", "at decision")
 _EVALUATED = _shape("evaluated", "at t detail")
 _LEASED = _shapes("leased", "at")
 _RELEASED = _shapes("released", "at detail")
+_HEARD_AGAIN = _shapes("heard_again", "at detail")
 _REFUSED = _shapes("decided", _DECISION)
 _APPLIED = _shapes("decided", f"{_DECISION} keep new base publish")
 _LOST = _shape("lost", "at task decision")
+_TASK_ACCEPTED = _shape("task_accepted", "at t detail")
 _FINISHED = _shape("finished", "at detail")
 _TRUNCATED = _shape("truncated", "at detail")
 _ANSWERED = {
@@ -164,13 +170,14 @@ def _joined(event: messages.WorkerJoined) -> NewRow:
 def _arrived(event: UpdateArrived) -> NewRow:
     samples, gradients = int(event.samples), int(event.gradients)
     values = (event.at, event.task, event.worker, samples, gradients, 1 if event.finite else 0)
-    if event.distance is None and not event.digest and not event.base_gone and event.spent is None:
+    if event.distance is None and not event.digest and not event.base_gone and event.spent is None is event.largest:
         return NewRow(_ARRIVED, values)
     distance = None if event.distance is None else float(event.distance)
     facts: dict[str, object] = {"distance": "nan"} if distance is not None and isnan(distance) else {}
     facts |= {"digest": event.digest} if event.digest else {}
     facts |= {"base_gone": True} if event.base_gone else {}
     facts |= {"spent": event.spent} if event.spent is not None else {}
+    facts |= {"largest": float(event.largest)} if event.largest is not None else {}
     return NewRow(_DESCRIBED, (*values, distance, _detail(**facts) if facts else None))
 
 
@@ -186,7 +193,13 @@ def _leased(command: messages.SendTask, at: float) -> NewRow:
 
 def _released(command: messages.ReleaseTask, at: float) -> NewRow:
     lease = _of_lease(command.lease)
-    return NewRow(_RELEASED[len(lease) > LEASE_COLUMNS], (at, _detail(revoked=command.revoked), *lease))
+    silent = {"silent": True} if command.silent else {}
+    return NewRow(_RELEASED[len(lease) > LEASE_COLUMNS], (at, _detail(revoked=command.revoked, **silent), *lease))
+
+
+def _heard_again(command: messages.EndSilence, at: float) -> NewRow:
+    lease = _of_lease(command.lease)
+    return NewRow(_HEARD_AGAIN[len(lease) > LEASE_COLUMNS], (at, _detail(resumed=command.resumed), *lease))
 
 
 def _answered(command: messages.AnswerPush, at: float) -> NewRow:
@@ -213,6 +226,11 @@ def lost_row(at: float, task: int, decision: int) -> NewRow:
 def truncated_row(at: float, rows: int, head: str) -> NewRow:
     """A run went back to its checkpoint: so many rows after it are gone, the last of which had this head."""
     return NewRow(_TRUNCATED, (at, _detail(rows=rows, head=head)))
+
+
+def task_accepted_row(at: float, t: int, task: str) -> NewRow:
+    """An operator has decided to go on with another task than the run had: its identity."""
+    return NewRow(_TASK_ACCEPTED, (at, t, _detail(task=task)))
 
 
 def _of_lease(lease: Lease) -> tuple[object, ...]:
@@ -245,6 +263,7 @@ COMMANDS: dict[type[Command], AnswerToRow] = {
     messages.AnswerPush: _answered,
     messages.SendTask: _leased,
     messages.ReleaseTask: _released,
+    messages.EndSilence: _heard_again,
     messages.Quarantine: lambda command, at: NewRow(_QUARANTINED, (at, command.worker, _detail(why=command.why))),
     messages.Finish: lambda command, at: NewRow(_FINISHED, (at, _detail(reason=command.reason))),
 }
@@ -298,7 +317,7 @@ def as_arrival(row: Any) -> UpdateArrived:
     detail = {} if row.detail is None else json.loads(row.detail)
     seen = (row.samples, row.gradients, bool(row.finite), row.distance)
     spent = messages.Spent(*detail["spent"]) if "spent" in detail else None
-    named = (detail.get("digest", ""), detail.get("base_gone", False), spent)
+    named = (detail.get("digest", ""), detail.get("base_gone", False), spent, detail.get("largest"))
     return UpdateArrived(row.at, row.worker, row.task, *seen, *named)
 
 

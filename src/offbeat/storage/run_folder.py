@@ -2,8 +2,10 @@
 
     settings.json           written first: a folder with it is a run's
     ledger.sqlite           everything that happened
-    checkpoint.safetensors  where an interrupted run goes on; gone when it is finished
-    x.safetensors           the final model
+    checkpoint.safetensors  where an interrupted run goes on; of a finished one, where it can be extended
+    x.safetensors           the final model: the newest version, or the one that reached the target
+    newest.safetensors      the newest version, where it is another one (simulated)
+    best.safetensors        the best version by a metric, where that is kept
     summary.json            written last: a folder with it is a finished run's
     *.png, *.svg            plots
 
@@ -29,6 +31,8 @@ from offbeat.storage.model_file import load_model, save_model
 
 SETTINGS, SUMMARY, LEDGER, LOCK = "settings.json", "summary.json", "ledger.sqlite", ".lock"
 CHECKPOINT, FINAL, X_0 = "checkpoint.safetensors", "x.safetensors", "x_0.safetensors"
+BEST, PICTURE = "best.safetensors", "run.svg"
+NEWEST = "newest.safetensors"
 SHOWN_MAX = 60
 """Characters of a setting's value that a message shows."""
 
@@ -47,7 +51,7 @@ class RunFolder:
     def begin(cls, path: Path, settings: Mapping[str, object], *, reopen: bool = False) -> Self:
         """Begin a run, or resume (`resumed`) one of the same settings that was interrupted.
 
-        `reopen` is for a server, which also goes on answering for a finished run.
+        `reopen` is for a finished run that goes on: a server answers for it, or it is extended.
         """
         wanted: dict[str, Any] = plain(settings, "settings")
         missing: list[Path] = []
@@ -109,17 +113,40 @@ class RunFolder:
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def finish(self, summary: Mapping[str, object], x: Model) -> None:
-        """The run is over: write the final model, then the summary that says so."""
+    def finish(
+        self,
+        summary: Mapping[str, object],
+        x: Model,
+        *,
+        newest: Model | None = None,
+        best: Model | None = None,
+        keep_checkpoint: bool = False,
+    ) -> None:
+        """The run is over: write the final model, then the summary that says so.
+
+        `newest` where the final model is an older version.
+        """
         if self._lock is None:
             raise InvalidValue(f"{self.path} was opened for reading; only the process that began the run can finish it")
         results: dict[str, Any] = plain(summary, "summary")
         if self._ledger is not None:
             self._ledger.flush()
-        save_model(self.path / FINAL, x, {"t": str(results["t"])} if "t" in results else {})
+        t = results.get("result_t", results.get("t"))
+        if newest is not None:
+            save_model(self.path / NEWEST, newest, {"t": str(results["t"])})
+        if best is not None:
+            save_model(self.path / BEST, best, {"t": str(results["best_t"])})
+        save_model(self.path / FINAL, x, {} if t is None else {"t": str(t)})
         results["file_sha256"] = file_digest(self.path / FINAL)
         write_json(self.path / SUMMARY, results)
-        self.checkpoint_path.unlink(missing_ok=True)
+        if not keep_checkpoint:
+            self.checkpoint_path.unlink(missing_ok=True)
+
+    def take_back_results(self) -> None:
+        """The run goes on after its end: what was written about that end is removed, the summary first."""
+        for name in (SUMMARY, FINAL, NEWEST, PICTURE):
+            (self.path / name).unlink(missing_ok=True)
+        sync(self.path)
 
     def close(self) -> None:
         """Close the run's ledger and let others write; a second time does nothing."""
@@ -177,11 +204,16 @@ def _resumable(path: Path, wanted: dict[str, Any], *, reopen: bool) -> bool:
         return False
     different = _differences(read_json(path / SETTINGS), wanted)
     if (path / SUMMARY).exists() and not reopen:
-        raise InvalidValue(f"{path} holds a finished run; give a new or an empty folder")
+        raise InvalidValue(
+            f"{path} holds a finished run; give a new or an empty folder, "
+            "or a later end (such as more --epochs) to extend it"
+        )
     if different:
+        changed = any(one.startswith("task is ") for one in different)
+        accept = "; where only the task's code has changed, --accept-changed-task goes on with it" if changed else ""
         raise InvalidValue(
             f"{path} holds a run with other settings: {'; '.join(different)}. "
-            "Use the same settings to resume it, or give a new or an empty folder"
+            f"Use the same settings to resume it, or give a new or an empty folder{accept}"
         )
     return True
 
@@ -198,7 +230,7 @@ def _shown(value: object) -> str:
 
 def _leftovers(path: Path) -> list[str]:
     """Files that a process which died was still writing."""
-    ours = (SETTINGS, SUMMARY, LEDGER, CHECKPOINT, FINAL)
+    ours = (SETTINGS, SUMMARY, LEDGER, CHECKPOINT, FINAL, NEWEST, BEST)
     return [entry.name for entry in path.iterdir() if any(is_leftover(entry.name, name) for name in ours)]
 
 

@@ -142,6 +142,28 @@ class Task:
         """The local rate where the scheduler sets none."""
         return self.solver.gamma
 
+    @property
+    def batch_size(self) -> int:
+        return self.solver.batch_size
+
+    @property
+    def local_passes(self) -> int | None:
+        """Passes over a device's data per training; None where `local_iterations` says how much it trains."""
+        return None if self.solver.local_iterations else self.solver.local_passes or 1
+
+    @property
+    def local_iterations(self) -> int | None:
+        return self.solver.local_iterations
+
+    def samples(self, device: int) -> int:
+        """How many samples a device holds."""
+        return len(self.device_data(device)[0])
+
+    def frozen(self) -> dict[str, np.ndarray]:
+        """The parameters that are not trained, by name: they do not travel, and must be alike on all workers."""
+        parameters = self._flat.module.named_parameters()
+        return {name: value.detach().cpu().numpy() for name, value in parameters if not value.requires_grad}
+
     def with_settings(self, **changes: Any) -> "Task":
         """This task with other settings: gamma, rho, weight_decay, warm_up, batch_size, local_passes and so on."""
         if isinstance(changes.get("warm_up"), str):

@@ -15,17 +15,23 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from aiohttp import web
+from aiohttp.web_protocol import RequestPayloadError
 
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.protocol.messages import WorkerBarred, WorkerReadmitted
+from offbeat.protocol.messages import RunPaused, RunResumed, WorkerBarred, WorkerReadmitted
 from offbeat.server.access import Right, Role, TokenBook
+from offbeat.server.descriptors import is_shortage, no_descriptors, refusal_of
+from offbeat.server.http_connection import HEAD_TOO
+from offbeat.server.own_names import OWN_NAMES, OwnNames
+from offbeat.server.places import Places
 from offbeat.server.refusals import Refusal, of_http
+from offbeat.server.slow_readers import has_gone
 from offbeat.web.login import PageAccess
 from offbeat.web.pages import HEADERS, STATIC, Assets, refused_page, root_of, to
 from offbeat.web.run_reader import RunReader
 from offbeat.web.run_watch import Committed
 from offbeat.web.runs import One, Runs
-from offbeat.web.site import Act, Site
+from offbeat.web.site import BODY_S, Act, Site
 
 if TYPE_CHECKING:
     from offbeat.server.server import Server
@@ -77,6 +83,7 @@ OF_RUN = (
     PageRoute("GET", r"/updates/{task:\d+}.json", Site.story),
     PageRoute("GET", "/events", Site.events),
     PageRoute("POST", r"/workers/{worker:\d+}/{what:quarantine|readmit}", Site.step_in, Right.MANAGE, guarded=True),
+    PageRoute("POST", "/{what:pause|resume}", Site.step_in, Right.MANAGE, guarded=True),
 )
 OF_FOLDER = (
     PageRoute("GET", "/", Site.page, page=True),
@@ -93,14 +100,24 @@ def mount(
     behind_proxy: bool = False,
     act: Act | None = None,
     committed: Committed | None = None,
+    listeners: Places | None = None,
+    body_s: float = BODY_S,
     static: Path = STATIC,
 ) -> Site:
     """Add the page of one run to an application that has not started; with `tokens`, visitors must have one.
 
     `act` does what an administrator wants; `committed` gives an event that is set when rows are added to the ledger.
+    `listeners` are the places of those who follow events, which a server shares out to its API as well.
     """
     door = PageAccess(tokens, tls=tls, behind_proxy=behind_proxy, open_role=Role.ADMIN if act else Role.VIEWER)
-    site = Site(One(reading), door, Assets(static), many=False, act=act, committed=committed)
+    site = Site(
+        *(One(reading), door, Assets(static)),
+        many=False,
+        act=act,
+        committed=committed,
+        listeners=listeners,
+        body_s=body_s,
+    )
     return _furnished(app, site, [("", OF_SITE), ("", OF_RUN)])
 
 
@@ -117,7 +134,10 @@ def furnish(server: "Server") -> None:
         return
     context = server.context
 
-    async def act(what: str, worker: int) -> None:
+    async def act(what: str, worker: int | None) -> None:
+        if worker is None:
+            await context.tell(RunPaused if what == "pause" else RunResumed)
+            return
         if context.sessions.of(worker) is None:
             raise Refusal("not_found", f"there is no worker {worker}", do="Look at the list of workers.")
         if what == "readmit":
@@ -125,7 +145,7 @@ def furnish(server: "Server") -> None:
         else:
             await context.tell(lambda at: WorkerBarred(at, worker, BY_HAND))
 
-    reading = RunReader(server.options.folder, trouble=lambda: context.run.driver.trouble or context.trouble)
+    reading = RunReader(server.options.folder, trouble=lambda: context.troubles.text)
     mount(
         server.app,
         reading,
@@ -134,6 +154,8 @@ def furnish(server: "Server") -> None:
         behind_proxy=server.options.limits.behind_proxy,
         act=act,
         committed=lambda: context.committed,
+        listeners=context.listeners,
+        body_s=context.limits.head_s,
     )
 
 
@@ -144,23 +166,32 @@ def _mount_nothing(app: web.Application, refusal: Refusal) -> None:
         async def refuse(request: web.Request, page: bool = route.page) -> web.StreamResponse:
             return _said_no(request, refusal, page=page)
 
-        app.router.add_route(route.method, route.path, refuse)
+        for method in _methods(route):
+            app.router.add_route(method, route.path, refuse)
     app.on_response_prepare.append(_add_headers)
 
 
-def make_app() -> web.Application:
-    return web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_refusing])
+def make_app(names: OwnNames | None = None) -> web.Application:
+    """An application for the page alone; it is for this machine, unless there are other names for it."""
+    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_refusing])
+    app[OWN_NAMES] = names or OwnNames()
+    return app
 
 
 def _furnished(app: web.Application, site: Site, routes: list[tuple[str, tuple[PageRoute, ...]]]) -> Site:
     for prefix, some in routes:
         for route in some:
-            app.router.add_route(route.method, prefix + route.path, _handler(site, route))
+            for method in _methods(route):
+                app.router.add_route(method, prefix + route.path, _handler(site, route))
     app.on_response_prepare.append(_add_headers)
     app.on_startup.append(site.start)
     app.on_shutdown.append(site.stop)
     app.on_cleanup.append(site.close)
     return site
+
+
+def _methods(route: PageRoute) -> tuple[str, ...]:
+    return (route.method, *HEAD_TOO.get(route.method, ()))
 
 
 def _handler(site: Site, route: PageRoute) -> Handler:
@@ -174,6 +205,8 @@ def _handler(site: Site, route: PageRoute) -> Handler:
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception as error:
+            if has_gone(request, error):
+                raise ConnectionResetError(str(error)) from error
             return _said_no(request, _refusal(request, error), page=route.page)
 
     return handle
@@ -185,8 +218,14 @@ def _refusal(request: web.Request, error: Exception) -> Refusal:
             return error
         case web.HTTPException():
             return of_http(error)
+        case RequestPayloadError():
+            return Refusal("bad_request", f"the body cannot be read: {error}")
+        case OffbeatError() if is_shortage(error):
+            return no_descriptors()
         case InvalidValue():
             return Refusal("bad_request", str(error), do="Change what is asked for.")
+        case OSError():
+            return refusal_of("do this", error)
         case OffbeatError():
             return Refusal("not_now", str(error), retry_after_s=5)
     log.error("%s %s failed", request.method, request.path, exc_info=error)
@@ -196,16 +235,19 @@ def _refusal(request: web.Request, error: Exception) -> Refusal:
 def _said_no(request: web.Request, refusal: Refusal, *, page: bool) -> web.Response:
     if not page or "application/json" in request.headers.get("Accept", ""):
         return refusal.response()
-    if refusal.status == 401 and request.method == "GET":
+    if refusal.status == 401 and request.method in ("GET", "HEAD"):
         return to(request, f"/login?next={quote(request.path_qs, safe='')}")
     return refused_page(refusal, root_of(request))
 
 
 @web.middleware
 async def _refusing(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answers for paths that do not exist, and for methods that a path does not have."""
+    """Answers for another host or site, for paths that do not exist, and for methods that a path does not have."""
     try:
+        request.app[OWN_NAMES].check(request)
         return await handler(request)
+    except Refusal as error:
+        return error.response()
     except web.HTTPException as error:
         refusal = Refusal(
             of_http(error).error, f"{request.path[:100]} is not here, or not for this", do="Go to the start."

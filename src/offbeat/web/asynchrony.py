@@ -118,10 +118,10 @@ def _open(reading: RunReader, workers: list[WorkerTotals]) -> list[dict[str, Any
 
 
 def _ended(reading: RunReader, workers: set[int]) -> list[dict[str, Any]]:
-    """Of a task that was released and came late, what came."""
+    """Of a task that was released and came late, what came; one that its worker got back is open."""
     found: dict[int, EndedTask] = {}
     for stored in reversed(reading.fleet.recent):
-        if stored[1] in workers and len(found) < TASKS_MAX:
+        if stored[1] in workers and len(found) < TASKS_MAX and stored[0] not in reading.fleet.open:
             found.setdefault(stored[0], EndedTask._make(stored))
     return [_task(ended, reading) for ended in found.values()]
 

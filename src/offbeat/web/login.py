@@ -4,7 +4,8 @@ Rules kept here:
 - The cookie holds a random number and never the token. A token that is revoked ends its sessions: it is looked up again
   at every request.
 - The CSRF token belongs to the session. A request with a token of its own needs none: no browser sends one along
-  by itself. Without access control there is one CSRF token for all, which other sites cannot read.
+  by itself. Without access control there is one CSRF token for all, which other sites cannot read. (What comes from a
+  page of another site does not get here at all: `server/own_names.py`.)
 - Who tries token after token is made to wait.
 - Sessions are in a file beside the tokens, so a server that is started again knows its visitors. The file holds no
   secret: a cookie is known by its digest, and so is the token that it was given for.
@@ -23,13 +24,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.server.access import Right, Role, TokenBook, bearer, digest_of, write_private
+from offbeat.server.access import Right, Role, TokenBook, TokenEntry, bearer, digest_of, write_private
 from offbeat.server.listener import address_of, over_tls
+from offbeat.server.places import identity_of_address, identity_of_token
 from offbeat.server.refusals import Refusal
 from offbeat.storage.json_file import read_json
 
@@ -145,6 +146,17 @@ class PageAccess:
         role = self._role(session.token) if session else None
         return Visitor(role, csrf_of(secret) if role else None)
 
+    def identity(self, request: web.Request) -> str:
+        """Who looks, for limits of what one visitor may take: a token's name, else an address."""
+        entry = None
+        if self.tokens is not None and "Authorization" in request.headers:
+            entry = self._entry(digest_of(bearer(request.headers["Authorization"]) or ""))
+        elif self.tokens is not None and (session := self._sessions.find(request.cookies.get(COOKIE, ""))):
+            entry = self._entry(session.token)
+        if entry is not None:
+            return identity_of_token(entry.name)
+        return identity_of_address(address_of(request, behind_proxy=self._behind_proxy))
+
     def admit(self, request: web.Request, right: Right) -> Visitor:
         """The visitor who sent this request, if their role has this right; else refused."""
         visitor = self.visitor(request)
@@ -156,8 +168,6 @@ class PageAccess:
         return visitor
 
     def check_csrf(self, request: web.Request, visitor: Visitor) -> None:
-        if not same_origin(request):
-            raise Refusal("not_allowed", "this came from a page of another site", do="Use the page itself.")
         sent = request.headers.get(CSRF, "").encode("utf-8", "surrogatepass")
         if visitor.csrf is not None and not hmac.compare_digest(visitor.csrf.encode(), sent):
             raise Refusal("not_allowed", f"{CSRF} is missing or wrong", do="Load the page again; see /session.json.")
@@ -165,11 +175,14 @@ class PageAccess:
     def _role(self, digest: str) -> Role | None:
         if self.tokens is None:
             return self.open_role
+        entry = self._entry(digest)
+        return entry.role if entry else None
+
+    def _entry(self, digest: str) -> TokenEntry | None:
         try:
-            entry = self.tokens.check_digest(digest)
+            return self.tokens.check_digest(digest) if self.tokens else None
         except InvalidValue as error:
             raise Refusal("not_now", "the server cannot read its tokens", retry_after_s=5) from error
-        return entry.role if entry else None
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
@@ -208,12 +221,3 @@ class PageAccess:
 def _set_cookie(response: web.Response, value: str, max_age: int, *, secure: bool) -> None:
     """Without a path: then it is for the folder that the browser sees the form in, and not for its neighbours."""
     response.set_cookie(COOKIE, value, max_age=max_age, path="", httponly=True, samesite="Strict", secure=secure)
-
-
-def same_origin(request: web.Request) -> bool:
-    """Does a browser say that this comes from our own page? What is no browser says nothing."""
-    site = request.headers.get("Sec-Fetch-Site")
-    if site is not None:
-        return site in ("same-origin", "none")
-    origin = request.headers.get("Origin")
-    return origin is None or urlsplit(origin).netloc == request.host

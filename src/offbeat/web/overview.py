@@ -21,12 +21,14 @@ def overview(reading: RunReader) -> dict[str, Any]:
         "run": about(reading),
         "health": health(reading),
         "t": fold.t,
-        "epochs": epochs_of(reading.settings),
+        "epochs": epochs_of(reading.ends),
         "applied": fold.applied,
         "gradients": fold.gradients,
         "in_flight": 0 if reading.state == "finished" else len(fleet.open),  # what is still out is not wanted any more
         "queued": fleet.queued,
         "workers": fleet.here(),
+        "silent": fleet.silent(),
+        "paused": fleet.paused,
         "rejected": dict(fold.rejected()),
         "duplicates": fold.duplicates,
         "updates_per_minute": 60.0 * updates_per_s(fleet.applied_at, now),
@@ -97,7 +99,7 @@ def versions_per_s(fold: RunFold, now: float) -> float:
 
 def eta_s(reading: RunReader) -> float | None:
     """Seconds to the end at this rate, whichever end comes first; null where none is in sight."""
-    fold, settings, now = reading.fold, reading.settings, reading.now()
+    fold, settings, now = reading.fold, reading.ends, reading.now()
     rate, epochs = versions_per_s(fold, now), epochs_of(settings)
     if reading.state != "running":
         return None
@@ -131,10 +133,12 @@ def _health(reading: RunReader) -> tuple[str, str]:
     if trouble:
         return "bad", f"trouble: {trouble}"
     if reading.state == "finished":
-        reason = fold.ended or (reading.summary or {}).get("ended")
-        return "good", f"finished: {reason or f'{fold.t} epochs'}"
+        reason, failed = fold.ended or (reading.summary or {}).get("ended"), (reading.summary or {}).get("failed")
+        return "bad" if failed else "good", f"finished: {reason or f'{fold.t} epochs'}"
     if reading.state == "interrupted":
         return "bad", f"interrupted at epoch {fold.t}: start it again with the same command and it goes on"
+    if reading.fleet.paused:
+        return "warning", "paused by an administrator: no task is given out until the run is resumed"
     return _of_fleet(reading) or _of_queue(reading) or ("good", "healthy")
 
 
@@ -145,6 +149,8 @@ def _of_fleet(reading: RunReader) -> tuple[str, str] | None:
     if quarantined:
         words = f"{quarantined} worker{'s' if quarantined > 1 else ''} quarantined"
         return ("bad", f"all {here} workers are quarantined") if quarantined == here else ("warning", words)
+    if here and reading.fleet.silent() == here:
+        return "bad", f"all {here} workers are silent: look at the network, or start some with offbeat work"
     return None
 
 

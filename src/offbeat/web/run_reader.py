@@ -59,6 +59,11 @@ class RunReader:
         return self._settings
 
     @property
+    def ends(self) -> dict[str, Any]:
+        """The settings that say when the run ends: as it began, or as it was extended."""
+        return self.settings if self.fold.ends is None else self.fold.ends
+
+    @property
     def summary(self) -> dict[str, Any] | None:
         stamp = stamp_of(self.folder / SUMMARY)
         if stamp != self._summary[0]:

@@ -22,6 +22,7 @@ from typing import Any
 from aiohttp import web
 
 from offbeat.errors import OffbeatError
+from offbeat.server.slow_readers import write_within
 from offbeat.web.run_reader import REFRESH_S, RunReader
 
 THREADS = 2
@@ -34,6 +35,8 @@ RETRY_MS = 2000
 """When a browser that lost the connection tries again."""
 POLL_S = 0.5
 LISTENERS_MAX = 200
+STALL_S = 60.0
+"""A listener that takes nothing for so long is cut off."""
 
 log = logging.getLogger("offbeat.web")
 Committed = Callable[[], asyncio.Event]
@@ -141,28 +144,33 @@ class RunWatch:
 async def follow(request: web.Request, watch: RunWatch, may_go_on: Callable[[], bool]) -> web.StreamResponse:
     """Tell that the run has moved, until the listener goes, or may no longer listen."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    if request.method == "HEAD":
+        return response
     watch.begin()
     try:
         await response.prepare(request)
         with suppress(ConnectionError):  # the listener has gone
-            await response.write(f"retry: {RETRY_MS}\n\n".encode())
-            await _tell(response, watch, _heard(request), may_go_on)
+            await write_within(request, response, f"retry: {RETRY_MS}\n\n".encode(), STALL_S)
+            await _tell(request, response, watch, may_go_on)
     finally:
         watch.end()
     return response
 
 
-async def _tell(response: web.StreamResponse, watch: RunWatch, heard: int, may_go_on: Callable[[], bool]) -> None:
+async def _tell(
+    request: web.Request, response: web.StreamResponse, watch: RunWatch, may_go_on: Callable[[], bool]
+) -> None:
+    heard = _heard(request)
     while may_go_on():
         where = await watch.newer(heard, KEEP_ALIVE_S)
         if watch.stopping:
             return
         if where is None:
-            await response.write(b": still here\n\n")
+            await write_within(request, response, b": still here\n\n", STALL_S)
         else:
             heard = where[0]
             data = json.dumps({"sequence": heard, "t": where[1]})
-            await response.write(f"id: {heard}\nevent: moved\ndata: {data}\n\n".encode())
+            await write_within(request, response, f"id: {heard}\nevent: moved\ndata: {data}\n\n".encode(), STALL_S)
 
 
 def _heard(request: web.Request) -> int:

@@ -1,27 +1,34 @@
 """Owns what stands behind the paths of `app`: pages, their JSON twins, and what a visitor can do."""
 
 import asyncio
-import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
+from urllib.parse import parse_qsl
 
 from aiohttp import web
 
 from offbeat.errors import InvalidValue
 from offbeat.server.access import Right
+from offbeat.server.places import Places
 from offbeat.server.refusals import Refusal, answer
+from offbeat.server.request_body import json_in, read_body
 from offbeat.web import asynchrony, overview, runs, update_list, workers
 from offbeat.web.json_twins import NUMBER_MAX, whole
-from offbeat.web.login import PageAccess, same_origin
+from offbeat.web.login import PageAccess
 from offbeat.web.pages import PAGE, Assets, packed, root_of, sent, to
 from offbeat.web.run_reader import RunReader
 from offbeat.web.run_watch import LISTENERS_MAX, THREADS, Committed, PackedJson, RunWatch, follow
 
-Act = Callable[[str, int], Awaitable[None]]
-"""Does what an administrator wants: "quarantine" or "readmit", and the number of a worker; may raise `Refusal`."""
+BODY_S = 20.0
+"""Seconds for the body of a form to come."""
+FIELDS_MAX = 20
+Act = Callable[[str, int | None], Awaitable[None]]
+"""Does what an administrator wants: "quarantine" or "readmit" with a worker's number, "pause" or "resume" with None.
+
+It may raise `Refusal`."""
 
 
 class Site:
@@ -34,8 +41,12 @@ class Site:
         many: bool,
         act: Act | None = None,
         committed: Committed | None = None,
+        listeners: Places | None = None,
+        body_s: float = BODY_S,
     ) -> None:
         """`many`: a folder of runs, each below /runs/NAME/; else one run, at /."""
+        self.listeners = Places("listeners to events", LISTENERS_MAX) if listeners is None else listeners
+        self._body_s = body_s
         self.runs, self.door, self.assets, self.many = shelf, door, assets, many
         self.act, self._committed = act, committed
         self.pool = ThreadPoolExecutor(THREADS, "web")
@@ -116,9 +127,8 @@ class Site:
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         watch = await self.watch(request)
-        if sum(other.listeners for other in self._watches.values()) >= LISTENERS_MAX:
-            raise Refusal("not_now", "too many listen", retry_after_s=5)
-        return await follow(request, watch, lambda: self._may_look(request))
+        with self.listeners.held(self.door.identity(request)):
+            return await follow(request, watch, lambda: self._may_look(request))
 
     def _may_look(self, request: web.Request) -> bool:
         with suppress(Refusal):
@@ -171,10 +181,8 @@ class Site:
         return answer({"role": role, "open": self.door.tokens is None, "csrf": visitor.csrf, "ui": self.many})
 
     async def login(self, request: web.Request) -> web.Response:
-        if not same_origin(request):
-            raise Refusal("not_allowed", "this came from a page of another site", do="Use the form at /login.")
         response = to(request, "/")
-        self.door.log_in(request, await _token(request), response)
+        self.door.log_in(request, await _token(request, self._body_s), response)
         return response
 
     async def logout(self, request: web.Request) -> web.Response:
@@ -185,7 +193,8 @@ class Site:
     async def step_in(self, request: web.Request) -> web.Response:
         if self.act is None:
             raise Refusal("not_found", "this run is not served here", do="Use the page of its server.")
-        await self.act(request.match_info["what"], whole(request.match_info, "worker", 0, NUMBER_MAX, 0))
+        worker = whole(request.match_info, "worker", 0, NUMBER_MAX, 0) if "worker" in request.match_info else None
+        await self.act(request.match_info["what"], worker)
         watch = await self.watch(request)
         await self.off_loop(lambda: watch.reading.refresh(least_s=0.0))  # the administrator looks at the result next
         return web.Response(status=204)
@@ -195,15 +204,18 @@ def _json(request: web.Request, found: PackedJson) -> web.Response:
     return packed(request, found.body, found.packed, "application/json")
 
 
-async def _token(request: web.Request) -> str:
+async def _token(request: web.Request, within_s: float) -> str:
     try:
+        text = await read_body(request, within_s)
         if request.content_type == "application/json":
-            body = json.loads(await request.read())
+            body = json_in(text)
             token = body.get("token") if isinstance(body, dict) else None
         else:
-            token = (await request.post()).get("token")
+            token = dict(parse_qsl(text.decode(), max_num_fields=FIELDS_MAX)).get("token")
     except ValueError as error:
-        raise InvalidValue("the body can be read neither as a form nor as JSON") from error
+        raise InvalidValue(
+            "the body can be read neither as a form (application/x-www-form-urlencoded) nor as JSON"
+        ) from error
     if not isinstance(token, str) or not token.strip():
         raise InvalidValue("the body needs a token")
     return token.strip()

@@ -19,7 +19,9 @@ WHOLE_MAX = 2**63
 SHOWN_MAX = 400
 """Characters that are shown of what a server says."""
 BUSY = frozenset({408, 425, 429})
-FOR_GOOD = frozenset({"replaced", "no_token", "bad_token", "not_allowed", "wrong_version"})
+FOR_GOOD = frozenset(
+    {"replaced", "no_token", "bad_token", "not_allowed", "wrong_version", "wrong_host", "wrong_origin", "wrong_base"}
+)
 CHECK = "Check the address of the server, and any proxy in front of it."
 T = TypeVar("T")
 
@@ -38,6 +40,8 @@ class Joined:
     poll_s: float
     heartbeat_s: float
     state: str
+    samples: int | None = None
+    """What the server holds this worker to, from an earlier time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Owns the verbs of the API: join, ask, pull, push, heartbeat, hand back, leave.
+"""Owns the verbs of the API: join, declare, ask, pull, push, heartbeat, hand back, leave.
 
 Rules kept here:
 - One worker, one session, however many threads speak for it: when one of them joins again, all use the new session.
@@ -10,8 +10,10 @@ import json
 import threading
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Any
 
 from offbeat.core.layout import Layout, Model
+from offbeat.core.model_base import ModelBase
 from offbeat.worker.api_answers import (
     Acknowledgement,
     AskAnswer,
@@ -29,6 +31,9 @@ from offbeat.worker.outbox import Finished
 PROTOCOL = 1
 OFFSETS_MAX = 5
 """Times that one push is told to go on from another offset."""
+FROZEN_MAX = 500
+DECLARATION_BYTES_MAX = 48 << 10
+"""Frozen arrays, and bytes, of a declaration that lists them."""
 METRICS_MAX = 4000
 """Letters of the metrics that are sent with an update."""
 
@@ -41,6 +46,21 @@ class Hello:
     task: str
     """The name of its task file, with its digest."""
     device: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnModel:
+    """What a worker says of its model and data, once its task is loaded."""
+
+    samples: int | None
+    """How many samples its device holds; None where the task says that only with a training."""
+    base: ModelBase
+
+    def as_json(self) -> dict[str, Any]:
+        """With the digest of every frozen array, so that the server can name one, unless that would be long."""
+        body = {"samples": self.samples, "base": self.base.digest, "frozen": self.base.frozen}
+        short = len(self.base.frozen) <= FROZEN_MAX and len(json.dumps(body)) <= DECLARATION_BYTES_MAX
+        return body if short else {**body, "frozen": None}
 
 
 def common_headers(token: str | None) -> dict[str, str]:
@@ -59,6 +79,8 @@ class Membership:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.joined: Joined | None = None
+        self.own: OwnModel | None = None
+        """What was declared to the run that this worker has joined."""
 
 
 class ApiClient:
@@ -88,7 +110,7 @@ class ApiClient:
     def join(self, holding: int | None = None) -> Joined:
         """Join, or join again; of its open leases only that of the task `holding` stays."""
         with self._membership.lock:
-            self._membership.joined = self._join(holding)
+            self._membership.joined, self._membership.own = self._join(holding), None
             return self._membership.joined
 
     def rejoin(self, stale: str, holding: int | None = None) -> Joined:
@@ -101,7 +123,21 @@ class ApiClient:
             if joined.run != before.run:
                 raise OtherRun
             self._membership.joined = joined
+            if self._membership.own is not None:
+                self._declare(self._membership.own)
             return joined
+
+    def declare(self, own: OwnModel) -> None:
+        """Say what this worker's model and data are; the server refuses another base than its own."""
+        self._declare(own)
+        self._membership.own = own
+
+    def _declare(self, own: OwnModel) -> None:
+        try:
+            self.http.call("POST", f"/v1/workers/{self.joined.worker}/declare", own.as_json(), headers=self._session())
+        except RequestRefused as refused:
+            if refused.status not in (404, 405):  # a server of the version before has no such call
+                raise
 
     def _join(self, holding: int | None) -> Joined:
         hello = self.hello

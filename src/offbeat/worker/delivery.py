@@ -26,6 +26,7 @@ class Delivery:
         self._outbox, self._journal, self._server, self._say = outbox, journal, server, say
         self.unsent: Finished | None = None
         """The update that the server has not acknowledged."""
+        self.folder = outbox.path
 
     def held(self) -> int | None:
         """The task whose finished update lies on the disk."""

@@ -13,7 +13,17 @@ import numpy as np
 
 from offbeat.core.layout import Layout, Model, aligned
 from offbeat.errors import OffbeatError
-from offbeat.wire import LENGTH_BYTES, BadPayload, Header, HeaderReader, check_fit, is_flat, tensors_of, unpack
+from offbeat.wire import (
+    LENGTH_BYTES,
+    BadPayload,
+    ExpectedHeader,
+    Header,
+    HeaderReader,
+    check_fit,
+    is_flat,
+    tensors_of,
+    unpack,
+)
 from offbeat.worker.api_answers import RequestRefused, Unreachable
 from offbeat.worker.http_client import HttpClient
 
@@ -92,7 +102,7 @@ class Download:
 
 def read_model(fill: Fill, layout: Layout) -> Model:
     """The model in these bytes; `LayoutMismatch` where it does not fit."""
-    reader = HeaderReader()
+    reader = HeaderReader(ExpectedHeader.of(layout))
     length = _next(fill, LENGTH_BYTES)
     reader.feed(length)  # refuses one that is too long
     head = _next(fill, int.from_bytes(length, "little"))

@@ -20,6 +20,7 @@ import h11
 from offbeat.errors import OffbeatError
 from offbeat.worker.api_answers import RequestRefused, Unreachable, object_of, reason, refusal, shown
 from offbeat.worker.connection import Connection
+from offbeat.worker.other_scheme import OF_PROXIES, WORD, is_other_scheme, wrong_scheme
 from offbeat.worker.settings import Address, Timeouts
 
 PIECE = 1 << 20
@@ -45,6 +46,8 @@ class HttpClient:
         self.address, self.headers, self.context, self.timeouts = address, headers, context, timeouts
         self._end = inf
         self._connection: Connection | None = None
+        self._answered = False
+        """Was there ever an answer? Then a server that hangs up does so for another reason than http."""
 
     def another(self) -> "HttpClient":
         """The same with a connection of its own, for another thread."""
@@ -116,10 +119,16 @@ class HttpClient:
             raise
         except (OSError, h11.ProtocolError, UnicodeError) as error:
             self.close()
+            if self._is_other_scheme(error):
+                raise wrong_scheme(self.address) from error
             raise Unreachable(f"{self.address} does not answer: {reason(error)}") from error
         except BaseException:  # an interrupt, say: half an answer may be on its way
             self.close()
             raise
+
+    def _is_other_scheme(self, error: BaseException) -> bool:
+        may_be = self.address.tls or not self._answered
+        return may_be and is_other_scheme(self.address, error, self._until(self.timeouts.connect_s))
 
     def _until(self, seconds: float) -> float:
         return min(monotonic() + seconds, self._end)
@@ -174,12 +183,16 @@ class HttpClient:
         connection.answered(self._until(seconds))
         if connection.response is None:
             raise TimeoutError(f"it takes too long to answer (more than {seconds:g} s)")
+        self._answered = True
         return connection.response
 
     def _judged(self, connection: Connection, response: h11.Response) -> dict[str, Any]:
         text, status = connection.read(JSON_MAX, self._until(self.timeouts.answer_s)), response.status_code
         if not 200 <= status < 300:
-            raise refusal(status, _headers_of(response), text)
+            refused = refusal(status, _headers_of(response), text)
+            if refused.error == WORD or any(words in text for words in OF_PROXIES):
+                raise wrong_scheme(self.address) from refused
+            raise refused
         body = {} if status == 204 else object_of(text)
         if body is None:
             raise Unreachable(f"{self.address} answers, but not as an Offbeat server does: {shown(text) or 'nothing'}")

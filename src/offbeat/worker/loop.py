@@ -3,6 +3,7 @@
 Rules kept here:
 - idle: wait until the device may train, then wait for a task. working: pull, train, keep on the disk, push.
 - A training that fails is handed back and told in one line; after some in a row the worker gives up.
+- A server that cannot be reached for `give_up_after` ends it; a finished update stays on the disk for the next start.
 - Told to stop, it stops at once: the task is handed back or, where the update is finished, pushed if that is quick.
 """
 
@@ -13,16 +14,17 @@ from time import monotonic
 from typing import Any
 
 from offbeat.core.layout import Layout, Model
+from offbeat.core.model_base import base_of
 from offbeat.errors import InvalidValue, LayoutMismatch, OffbeatError
-from offbeat.task import Task, Trained, Work, start
+from offbeat.task import Task, Trained, Work, samples_of, start_with_frozen
 from offbeat.worker.api_answers import Joined, LeasedTask, RequestRefused
-from offbeat.worker.api_client import ApiClient, OtherRun
+from offbeat.worker.api_client import ApiClient, OtherRun, OwnModel
 from offbeat.worker.delivery import Delivery
 from offbeat.worker.eligibility import Eligibility
 from offbeat.worker.heartbeat import Heartbeat
 from offbeat.worker.interrupts import Interrupts, Revoked, WorkerStopped
 from offbeat.worker.outbox import Journal, Outbox
-from offbeat.worker.retrying import Backoff, RetryingClient, Say
+from offbeat.worker.retrying import Backoff, RetryingClient, Say, ServerLost
 from offbeat.worker.settings import WorkerSettings
 
 SOON_S = 0.2
@@ -55,10 +57,14 @@ class Worker:
         self.interrupts = interrupts or Interrupts()
         self._make, self._describe = make, describe
         self._eligibility = eligibility or Eligibility()
-        self._server = RetryingClient(client, self.interrupts, backoff, say)
+        self._server = RetryingClient(client, self.interrupts, backoff, say, settings.give_up_after)
         self._delivery = Delivery(outbox, journal or Journal(None), self._server, say)
         self._heartbeat = Heartbeat(client.beside(), self.interrupts.revoke)
         self._failures = 0
+        self._own: OwnModel
+        self._samples: int | None = None
+        """Those that every push claims, once they are known."""
+        self._told_of_samples = False
 
     def run(self) -> None:
         """Work until the run is finished or the worker is told to stop; any other end is raised."""
@@ -68,6 +74,8 @@ class Worker:
                 self._server.goodbye()
             except WorkerStopped:
                 self._stop()
+            except ServerLost as lost:
+                raise ServerLost(f"{lost}. {self._kept()}") from lost
             except OffbeatError:
                 self._server.goodbye(handing_back=self._delivery.unsent is None)
                 raise
@@ -90,6 +98,8 @@ class Worker:
         if joined.state == "finished":
             return self.say("the run is finished")
         task, layout = self._loaded(joined)
+        self._server.answered(lambda: self._server.client.declare(self._own))
+        self._samples = self._own.samples or joined.samples
         while (lease := self._leased()) is not None:
             with self._holding(lease.task):
                 self._do(joined.run, task, layout, lease)
@@ -110,7 +120,9 @@ class Worker:
         try:
             with self.interrupts.allowed():
                 task = self._make(joined)
-                layout = start(task, joined.seed).layout
+                x_0, frozen = start_with_frozen(task, joined.seed)
+                layout = x_0.layout
+                self._own = OwnModel(self._held(task, joined.device), base_of(layout, frozen))
         except OffbeatError:
             raise
         except Exception as error:
@@ -118,6 +130,15 @@ class Worker:
         if layout.fingerprint != joined.layout:
             raise LayoutMismatch(f"this task makes another model than that of the server; use its task: {joined.task}")
         return task, layout
+
+    def _held(self, task: Task, device: int) -> int | None:
+        """How many samples the device holds, where that can be known now; else the first training says it."""
+        try:
+            samples = samples_of(task, device)
+        except Exception as error:
+            self.say(f"the samples of device {device} cannot be counted yet: {self._describe(error)}")
+            return None
+        return samples if samples is None or samples >= 1 else None
 
     # --- idle --------------------------------------------------------------------------------------------------------
 
@@ -172,6 +193,8 @@ class Worker:
             self.say(f"handed task {lease.task} back: {refused.message}")
             self._server.hand_back()
             self._server.pause(free=1)  # once, a version can be gone by chance
+        except ServerLost:
+            raise
         except Exception as error:
             self._failed(lease.task, error)
         else:
@@ -182,12 +205,24 @@ class Worker:
         """Train the pulled model in its place: it is the only copy."""
         work = Work(lease.device, lease.number, lease.seed, lease.local_iterations, lease.gamma)
         began = monotonic()
-        trained = _checked(task.train(model, work))
+        trained = self._as_declared(_checked(task.train(model, work)))
         if (left := self.settings.at_least_s - (monotonic() - began)) > 0:
             self.interrupts.wait(left)
         took = f"{trained.gradients} gradients in {monotonic() - began:.1f} s"
         self.say(f"task {lease.task} on version {lease.tau}: trained {took}")
         return trained
+
+    def _as_declared(self, trained: Trained) -> Trained:
+        """The number of samples is the same in every push, whatever the task counts meanwhile."""
+        if self._samples is None:
+            self._samples = trained.samples
+        if trained.samples != self._samples and not self._told_of_samples:
+            self._told_of_samples = True
+            self.say(
+                f"the task reports {trained.samples} samples, but this worker holds {self._samples}, which is "
+                "sent; to declare another number, start it again with a task that has a method `samples`"
+            )
+        return trained._replace(samples=self._samples)
 
     def _failed(self, task: int, error: Exception) -> None:
         self._failures += 1
@@ -198,6 +233,12 @@ class Worker:
         self._server.pause()
 
     # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _kept(self) -> str:
+        unsent = self._delivery.unsent
+        if unsent is None:
+            return "Start the worker again when the server is back."
+        return f"The update of task {unsent.task} stays in {self._delivery.folder}; start again to push it."
 
     def _stop(self) -> None:
         self._delivery.push_quickly(self.settings.stop_s)

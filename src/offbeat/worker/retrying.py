@@ -4,7 +4,10 @@ Rules kept here:
 - Full jitter: a worker waits for any time up to a ceiling that grows with every failure, so that a fleet which lost
   its server together does not come back together. The wait that the server asks for (Retry-After) is a minimum, up to a
   limit; the jitter comes on top of it.
-- A server that does not answer is waited for, without end; a refusal that waiting cannot change is raised.
+- A server that does not answer is waited for: without end, or for as long as the worker was told. A refusal that
+  waiting cannot change is raised.
+- A server that certainly speaks http where https was asked for, or the reverse, is tried a few times, and more often
+  where it had answered before: a proxy that is being changed may do that for a while. Then the worker ends.
 - An outage is told when it begins and when it is over, and not in between.
 - A worker that joins again says which task it holds, so that its lease stays.
 - A worker that leaves does not wait for long: the server finds out by itself.
@@ -12,13 +15,16 @@ Rules kept here:
 
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from random import random
+from time import monotonic
 from typing import TypeVar
 
 from offbeat.errors import OffbeatError
 from offbeat.worker.api_answers import RequestRefused, Unreachable
 from offbeat.worker.api_client import ApiClient
 from offbeat.worker.interrupts import Interrupts
+from offbeat.worker.other_scheme import WrongScheme
 
 ASKED_MAX_S = 3600.0
 """A server that asks for more than this is asked again after this."""
@@ -26,6 +32,9 @@ LEAVE_S, AWAY_S = 2.0, 1.0
 """How long handing back and saying goodbye may take; and how long where the server did not answer a moment ago."""
 REJOINS_MAX = 20
 """Times that a worker joins again without having done anything in between."""
+
+MISTAKEN_AT_FIRST_MAX, MISTAKEN_MAX = 3, 20
+"""Tries in a row at a server that speaks http for https, or the reverse: before it ever answered, and after."""
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -57,11 +66,19 @@ class Backoff:
         self._ceiling_s = self.first_s
 
 
+class ServerLost(OffbeatError):
+    """The server could not be reached for as long as the worker was told to wait for it."""
+
+
 class Outages:
     """What does not work now: told once, and tried again after a wait that grows."""
 
-    def __init__(self, backoff: Backoff, wait: Callable[[float], None], say: Say) -> None:
+    def __init__(
+        self, backoff: Backoff, wait: Callable[[float], None], say: Say, give_up_after: float | None = None
+    ) -> None:
         self._backoff, self._wait, self._say = backoff, wait, say
+        self._give_up_after = inf if give_up_after is None else give_up_after
+        self._away_since = inf
         self._told: str | None = None
         self.away = False
         """Was there no answer when the server was last tried?"""
@@ -73,26 +90,45 @@ class Outages:
         kind = "away" if self.away else word
         if self._told != kind:
             self._told = kind
-            self._say(f"{str(error).rstrip('.')}; trying again until it works")
-        self._wait(self._backoff.next(at_least_s=(refused and refused.retry_after_s) or 0.0))
+            how_long = "a few times more" if isinstance(error, WrongScheme) else "again until it works"
+            self._say(f"{str(error).rstrip('.')}; trying {how_long}")
+        self._wait(
+            min(self._backoff.next(at_least_s=(refused and refused.retry_after_s) or 0.0), self._patience(error))
+        )
+
+    def _patience(self, error: OffbeatError) -> float:
+        """How long a server that is away is waited for yet; one that says no is there."""
+        now = monotonic()
+        self._away_since = min(self._away_since, now) if self.away else inf
+        left = self._away_since + self._give_up_after - now if self.away else inf
+        if left <= 0:
+            raise ServerLost(f"the server could not be reached for {self._give_up_after:g} s: {error}")
+        return left
 
     def over(self) -> None:
         if self.away:
             self._say("the server answers again")
-        self._told, self.away = None, False
+        self._told, self.away, self._away_since = None, False, inf
         self._backoff.reset()
 
 
 class RetryingClient:
     """Speaks to the server for the main thread."""
 
-    def __init__(self, client: ApiClient, interrupts: Interrupts, backoff: Callable[[], Backoff], say: Say) -> None:
+    def __init__(
+        self,
+        client: ApiClient,
+        interrupts: Interrupts,
+        backoff: Callable[[], Backoff],
+        say: Say,
+        give_up_after: float | None = None,
+    ) -> None:
         self.client, self.interrupts, self._say = client, interrupts, say
-        self.outages = Outages(backoff(), interrupts.wait, say)
+        self.outages = Outages(backoff(), interrupts.wait, say, give_up_after)
         self.task: int | None = None
         """The task that is leased to this worker, as far as it knows."""
         self._pauses = backoff()
-        self._rejoins = self._paused = 0
+        self._rejoins = self._paused = self._mistaken = 0
 
     def answered(self, call: Callable[[], T]) -> T:
         while True:
@@ -109,9 +145,15 @@ class RetryingClient:
                 if refused.for_good or not (refused.temporary or by_proxy):
                     raise
                 self.outages.wait(refused)
+            except WrongScheme as error:
+                self._mistaken += 1
+                if self._mistaken >= (MISTAKEN_MAX if stale else MISTAKEN_AT_FIRST_MAX):
+                    raise
+                self.outages.wait(error)
             except Unreachable as error:
                 self.outages.wait(error)
             else:
+                self._mistaken = 0
                 self.outages.over()
                 return answer
 

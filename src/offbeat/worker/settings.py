@@ -108,6 +108,8 @@ class WorkerSettings:
     threads: int | None = None
     nice: int = 0
     journal: Path | None = None
+    give_up_after: float | None = None
+    """Seconds without an answer from the server after which the worker ends; None is never."""
     failures_max: int = 5
     """Trainings in a row that may fail before the worker gives up."""
     at_least_s: float = 0.0
@@ -125,6 +127,8 @@ class WorkerSettings:
         _within("failures_max", self.failures_max, 1, 2**31)
         if not 0 <= self.at_least_s < inf:
             raise InvalidValue(f"at_least_s is {self.at_least_s!r} but must be a number of seconds >= 0")
+        if self.give_up_after is not None:
+            _positive("give_up_after", self.give_up_after)
         _positive("eligible_every_s", self.eligible_every_s)
         _positive("stop_s", self.stop_s)
         if self.name is not None and not fullmatch(VISIBLE % 100, self.name):

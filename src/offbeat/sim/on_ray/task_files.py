@@ -1,7 +1,7 @@
 """Owns how the files of a task come to a node that does not share the driver's disk.
 
 Rules kept here:
-- A task that was loaded from a file takes that file along, and the modules beside it that it has imported.
+- A task that was loaded from a file takes that file along, and the modules beside it that it imports.
 - A node that has the same files in the same places uses those; another node gets copies of its own.
 - Data do not travel: the data that a task reads must be on every node.
 """
@@ -11,8 +11,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import NamedTuple
 
-from offbeat.hosting.loading import BUILT_IN, load
+from offbeat.hosting.loading import load
 from offbeat.hosting.task_host import Recipe
+from offbeat.hosting.task_identity import BUILT_IN, local_modules
 from offbeat.settings import Settings
 from offbeat.task import Task
 
@@ -31,7 +32,7 @@ class TaskFiles(NamedTuple):
         if path in BUILT_IN or not Path(path).is_file():
             return cls(spec)
         file = Path(path).resolve()
-        found = {file, *_imported_from(file.parent)}
+        found = {file, *_imported_from(file.parent), *local_modules(file).values()}
         files = {str(path.relative_to(file.parent)): path.read_bytes() for path in found}
         return cls(f"{file.name}{colon}{name}", str(file.parent), files)
 

@@ -1,5 +1,6 @@
-// Owns the overview: what is trained, how it goes, how far it is.
+// Owns the overview: what is trained, how it goes, how far it is; an admin can pause and resume the run.
 
+import { order } from "./api.js";
 import { chart, draw, empty, forget } from "./charts.js";
 import { chosen, drawing, metricsOf, switches } from "./curves.js";
 import { card, fill, h, shown } from "./elements.js";
@@ -17,13 +18,25 @@ export const overview = {
     const [tiles, more] = [h("dl", { class: "tiles" }), h("dl", { class: "pairs" })];
     const [controls, refused] = [h("div", { class: "controls" }), h("div", { class: "stack" })];
     const curve = chart("Metric curve", 340);
+    const trouble = h("div", { role: "alert" });
     const aside = [card("so-far", "So far", more), card("refused", "Refused updates", refused)];
     main.replaceChildren(
       h("div", { class: "head" }, heading, facts),
-      ...[health, tiles],
+      ...[trouble, health, tiles],
       h("div", { class: "columns" }, card("curve", "Curve", controls, curve), h("div", { class: "stack" }, ...aside)),
     );
     let before = "";
+    const admin = page.session.role === "admin" && Boolean(page.session.csrf) && !page.ui;
+
+    async function act(what) {
+      fill(trouble);
+      try {
+        await order(`${page.prefix}/${what}`, page.session.csrf);
+      } catch (error) {
+        fill(trouble, h("p", { class: "notice" }, `The run goes on as before. ${error.message}`));
+      }
+      page.refresh();
+    }
 
     return {
       show(data) {
@@ -32,7 +45,7 @@ export const overview = {
         const metrics = metricsOf([[...data.curve, { metrics: data.metrics }]]);
         const choice = chosen(page.query, metrics);
         heading.textContent = data.run.task ?? data.run.name;
-        fill(facts, described(data.run));
+        fill(facts, [...described(data.run, data.paused), admin && buttonOf(data, act)]);
         fill(health, healthOf(data.health));
         fill(tiles, tilesOf(data, choice.metric));
         fill(more, pairsOf(data, choice.metric));
@@ -48,12 +61,20 @@ export const overview = {
   },
 };
 
-function described(run) {
+function described(run, paused) {
   return [
     h("span", { class: "badge", data: { state: run.state } }, run.state),
+    paused && h("span", { class: "badge", data: { state: "paused" } }, "paused"),
     run.rule && h("code", {}, run.rule),
     h("span", { class: "quiet" }, run.served ? "served to workers" : "simulated"),
   ];
+}
+
+function buttonOf({ run, paused }, act) {
+  if (!run.served || run.state !== "running") return null;
+  const [what, label] = paused ? ["resume", "Resume"] : ["pause", "Pause"];
+  const on = { click: () => act(what) };
+  return h("button", { type: "button", class: "small", data: { key: "pause" }, on }, label);
 }
 
 function healthOf({ level, sentence }) {
@@ -73,6 +94,7 @@ function tilesOf(data, metric) {
     in_flight: busy,
     queued,
     workers,
+    silent,
     eta_s: eta,
   } = data;
   const value = metric === null ? null : metrics[metric];
@@ -88,6 +110,7 @@ function tilesOf(data, metric) {
       "tasks; ",
       shown("workers", workers, number(workers)),
       " workers",
+      silent ? [", ", shown("silent", silent, number(silent)), " silent"] : null,
     ]),
     tile("Queued", shown("queued", queued, number(queued)), "updates to be mixed"),
     tile("Time to the end", shown("eta_s", eta, end), ending(data)),

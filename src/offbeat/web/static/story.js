@@ -13,6 +13,7 @@ const KINDS = {
   mixed: "Mixed into the model",
   published: "Published as an epoch",
   released: "Lease released",
+  heard_again: "Its worker, which was silent, was heard of again",
   returned: "Handed back by the worker",
   repeated: "Pushed again; answered as before",
   busy: "Told to come back: the queue was full",

@@ -55,7 +55,7 @@ export const OUTCOMES = {
   applied: "mixed into the model",
   too_stale: "staler than the run allows",
   not_finite: "held a NaN or an infinity",
-  too_large: "its step is larger than norm_max allows",
+  too_large: "its step is larger than norm_max allows, or a value larger than value_max",
   quarantined: "came from a worker in quarantine",
   finished: "came after the run had ended",
   unknown_task: "for a task that was never given",

@@ -18,7 +18,7 @@ const COLUMNS = [
   { name: "last_seen_s", label: "Last seen", numeric: true },
   { name: "device", label: "Device", numeric: true },
 ];
-const STATES = ["idle", "working", "away", "quarantined"];
+const STATES = ["idle", "working", "silent", "away", "quarantined"];
 const ASKED = ["sort", "order", "text", "state", "page", "size"];
 
 export const workers = {

@@ -1,0 +1,55 @@
+"""Owns what a served run leaves when it is over: x.safetensors and summary.json, both of the version that it is about.
+
+Rule kept here: metrics, digest and model are of one version. `t` says how far the run went, `result_t` which version it
+is about, and `metrics_t` is another one only where that version could not be evaluated.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from offbeat.core.layout import Model
+from offbeat.protocol.coordinator import Coordinator
+from offbeat.protocol.wanted import evaluation_of
+from offbeat.server.served_run import ServedRun
+from offbeat.server.views import counts
+from offbeat.storage.disk import Disk
+from offbeat.storage.json_file import write_json
+from offbeat.storage.run_folder import FINAL, SUMMARY
+from offbeat.wire import body_of, header_of
+
+COUNTED = ("t", "epochs", "applied", "gradients", "rejected", "duplicates")
+"""What the summary takes over from the status."""
+
+
+def write_results(folder: Path, run: ServedRun, staleness: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    """Write the model, then the summary that says that the run is finished; nothing where that is done."""
+    if (folder / SUMMARY).exists():
+        return
+    facts, newest = run.driver.ask(lambda c: (_facts(c), run.mixer.x)).result()
+    x = run.kept.of(facts["result_t"]) if facts["result_t"] != facts["t"] else newest
+    if x is None:  # the run reached its target in a version that was gone when that was known
+        x, facts = newest, facts | {"result_t": facts["t"]}
+    head = header_of(run.layout, {"t": str(facts["result_t"])})
+    Disk().write_whole(folder / FINAL, [head, *body_of(x)])
+    write_json(folder / SUMMARY, _summary(facts, x, staleness, {**about, "dir": str(folder)}))
+
+
+def _facts(c: Coordinator) -> dict[str, Any]:
+    shown = evaluation_of(c, c.result) or (c.evaluations[-1] if c.evaluations else None)
+    facts = counts(c) | {"result_t": c.result, "failed": c.failed}
+    facts |= {"metrics": dict(shown.metrics) if shown else {}, "metrics_t": shown.t if shown else None}
+    if c.best is not None and c.plan.keep_best is not None:
+        facts |= {"best_t": c.best.t, "best_value": c.best.metrics[c.plan.keep_best.metric]}
+    return facts
+
+
+def _summary(facts: dict[str, Any], x: Model, staleness: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
+    results = {name: facts[name] for name in COUNTED} | {"wall_s": round(facts["at_s"], 3)}
+    results |= {**staleness, **facts["metrics"]}
+    results |= {
+        name: facts[name] for name in ("result_t", "metrics_t", "best_t", "best_value") if facts.get(name) is not None
+    }
+    results |= {"x_sha256": hashlib.sha256(x.vector.data).hexdigest(), "ended": facts["reason"]}
+    return results | {"failed": facts["failed"], **about}
