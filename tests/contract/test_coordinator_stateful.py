@@ -706,7 +706,7 @@ class Watched:
         assert (c.t, c.t_decided, c.judge.decisions, c.applied) == (self.t, self.decided, self.sequence, self.applied)
         assert (c.mixed, c.queued, c.gradients) == (self.mixed, self.applied - self.mixed, self.gradients)
         assert (c.leases, dict(c.judge.memory)) == (self.open, dict(self.memory))
-        assert (c.silent, c.paused) == (self.silent, self.paused)
+        assert (c.silent, c.dispatcher.paused) == (self.silent, self.paused)
         assert {task: revoked for task, (_, revoked) in c.released.items()} == self.late
         assert (bool(c.end_reason), c.finished) == (self.ended, self.finished)
         assert c.quarantined == self.barred

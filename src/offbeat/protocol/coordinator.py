@@ -157,10 +157,6 @@ class Coordinator:
         return self.applied - self.mixed
 
     @property
-    def paused(self) -> bool:
-        return self.dispatcher.paused
-
-    @property
     def quarantined(self) -> dict[int, str]:
         """Workers that are given no task, and why."""
         return self.judge.quarantined.reasons

@@ -61,7 +61,7 @@ def counts(c: Coordinator) -> dict[str, Any]:
         "duplicates": c.judge.duplicates,
         "quarantined": len(c.quarantined),
         "silent": len(c.silent),
-        "paused": c.paused,
+        "paused": c.dispatcher.paused,
         "metrics": {} if newest is None else dict(newest.metrics),
         "metrics_t": None if newest is None else newest.t,
         "result_t": c.result_t,
