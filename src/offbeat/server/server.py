@@ -25,7 +25,7 @@ from aiohttp import web
 from offbeat.errors import OffbeatError
 from offbeat.hosting.task_process import TaskProcess
 from offbeat.protocol.ends import Ends
-from offbeat.protocol.messages import Evaluated, WorkerJoined, WorkerLeft
+from offbeat.protocol.messages import WorkerJoined, WorkerLeft
 from offbeat.server.access import TOKENS, TokenBook
 from offbeat.server.app import make_app
 from offbeat.server.certificates import server_context
@@ -35,6 +35,7 @@ from offbeat.server.evaluator import Evaluator
 from offbeat.server.event_log import EventLog
 from offbeat.server.extension import extension_of
 from offbeat.server.folder import WHERE, begin
+from offbeat.server.keeping import VersionKeeper
 from offbeat.server.listener import Listener
 from offbeat.server.long_poll import LongPoll, call_on, wait_for
 from offbeat.server.metrics import Metrics, Timed
@@ -47,7 +48,6 @@ from offbeat.storage.disk import Disk
 from offbeat.storage.ledger import Observer
 from offbeat.storage.rows import as_event
 from offbeat.storage.run_folder import LEDGER
-from offbeat.wire import mapped
 
 ANYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 (compared with, not bound to)
 GOODBYE_S = 10.0
@@ -113,6 +113,7 @@ class Server:
             self.run = self._run(metrics, observers)
             self.extension = extension_of(self.run.coordinator, self.begun, options.settings)
             """Where the run goes on to another end than before: what that means, in words."""
+            self.keeper = VersionKeeper(self.run, self._note_keeping)
             self.process.remember(self.begun.about, self.run.layout)
             self.long_poll = LongPoll(loop, self.run.driver)
             self.context = ServerContext(
@@ -216,28 +217,8 @@ class Server:
 
     def _evaluated(self, t: int, metrics: Mapping[str, float]) -> None:
         self.context.troubles.pop(EVALUATION, None)
-        c = self.run.coordinator  # looked at from here: only this thread tells of evaluations
-        if c.would_keep(Evaluated(c.at, t, metrics)) and not self._kept(t):
-            return
-        with suppress(OffbeatError):  # the driver has failed, which is known elsewhere
-            self.run.driver.tell(lambda at: Evaluated(at, t, metrics), must=True).result()
-            if c.keeps:
-                self.run.kept.settle(c.kept, c.best.t if c.best else None)
-
-    def _kept(self, t: int) -> bool:
-        """Keep the version that was evaluated before the ledger says so. False where the server stops."""
-        if self.evaluator is None:
-            return False
-        while True:
-            try:
-                self.run.kept.keep(t, mapped(self.evaluator.file, self.run.layout))
-            except OSError as error:
-                self._note_trouble(KEEPING, f"version {t} cannot be kept; this is tried again: {error}")
-                if self.evaluator.pause(RETRY_S):
-                    return False
-            else:
-                self.context.troubles.pop(KEEPING, None)
-                return True
+        if self.evaluator is not None:
+            self.keeper.evaluated(t, metrics, self.evaluator)
 
     def _not_evaluated(self, t: int, why: str) -> None:
         self.context.metrics.not_evaluated()
@@ -247,19 +228,17 @@ class Server:
         self.context.troubles[about] = what
         log.warning(what)
 
+    def _note_keeping(self, what: str | None) -> None:
+        if what is None:
+            self.context.troubles.pop(KEEPING, None)
+        else:
+            self._note_trouble(KEEPING, what)
+
     def _published(self, t: int) -> None:
         self.long_poll.published()
         self.run.versions.cut_off_oldest()
         for tau, metrics in self.context.reports.due(t):
-            self._report(tau, metrics)
-
-    def _report(self, tau: int, metrics: Mapping[str, float]) -> None:
-        """Workers measured this version; where it reaches the target it is kept, if it is still there."""
-        c, x = self.run.coordinator, self.run.versions.pull(tau)
-        if x is not None and c.would_keep(Evaluated(c.at, tau, metrics)):
-            with suppress(OSError):  # then the newest version is the result
-                self.run.kept.keep(tau, x)
-        self.run.driver.tell(lambda at: Evaluated(at, tau, metrics), must=True)
+            self.keeper.reported(tau, metrics, self.context.disk_pool)
 
     # --- the end of the run ------------------------------------------------------------------------------------------
 
@@ -272,7 +251,7 @@ class Server:
             return
         self.context.finished = True
         for tau, metrics in self.context.reports.finish():
-            self._report(tau, metrics)
+            self.keeper.reported(tau, metrics, self.context.disk_pool)
         self._closing = self.loop.create_task(self._finish())
 
     async def _finish(self) -> None:
