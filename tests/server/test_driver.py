@@ -62,9 +62,9 @@ def test_a_command_that_the_driver_does_not_know_is_an_error(tmp_path: Path) -> 
 
 
 def test_a_push_visits_the_driver_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A question before the body, and the event after it."""
+    """A question before the body, and the event after it. A worker that declared no samples visits once more, once."""
     with serving(tmp_path) as running:
-        worker = Worker(running)
+        worker = Worker(running, samples=5)
         task = worker.lease()["task"]
         until(lambda: running.status()["metrics_t"] == 0)
         visits, put = list[str](), Driver._put
