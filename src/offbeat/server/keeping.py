@@ -32,7 +32,7 @@ class VersionKeeper:
         with suppress(OffbeatError):  # the driver has failed, which is known elsewhere
             self._tell(t, metrics).result()
             if c.keeps:
-                kept.settle(c.kept, c.best.t if c.best else None)
+                kept.settle(c.outcome.kept, c.outcome.best_t)
 
     def reported(self, tau: int, metrics: Mapping[str, float], pool: Executor) -> None:
         """Workers measured this version; where it reaches the target it is kept, if it is still there."""

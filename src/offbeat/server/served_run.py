@@ -130,7 +130,7 @@ class ServedRun:
         self.updates.tidy({d.lease.task for d in applied_of(self.ledger, self.updates.tasks())})
         self.versions.add(self.coordinator.t, self.mixer.x)
         self.kept = KeptVersions(folder, self.layout, self.disk)
-        self.kept.settle(self.coordinator.kept, self.coordinator.best.t if self.coordinator.best else None)
+        self.kept.settle(self.coordinator.outcome.kept, self.coordinator.outcome.best_t)
         self.checkpointer = Checkpointer(
             *(checkpoints, self.coordinator, self.ledger, self.updates, self.versions, (self.mixer.w, self.mixer.x)),
             limits,

@@ -261,9 +261,7 @@ class Server:
                 pass
         while not self.stopped.is_set():
             try:
-                about = {"task": self.begun.about.identity, "settings": self.begun.folder.settings}
-                staleness = self.context.metrics.staleness()
-                await self.context.off_loop(write_results, self.options.folder, self.run, staleness, about)
+                await self.context.off_loop(self._write_results)
                 self.context.troubles.pop(RESULTS, None)
                 break
             except (OSError, OffbeatError) as error:
@@ -282,6 +280,10 @@ class Server:
         return bool(session.digest) and (
             session.asking or monotonic() - session.heard_at < self.begun.method.plan.lease_s
         )
+
+    def _write_results(self) -> None:
+        about = {"task": self.begun.about.identity, "settings": self.begun.folder.settings}
+        write_results(self.options.folder, self.run, self.context.metrics.staleness(), about)
 
     # --- close -------------------------------------------------------------------------------------------------------
 
@@ -308,7 +310,7 @@ def serve(options: ServeOptions, ready: Callable[[Server], Any] = lambda _: None
         loop.close()
     if server.failure:
         raise OffbeatError(server.failure)
-    return server.run.coordinator.end_reason if server.run.coordinator.failed else None
+    return server.run.coordinator.end_reason if server.run.coordinator.outcome.failed else None
 
 
 async def _serve(server: Server, ready: Callable[[Server], Any]) -> None:

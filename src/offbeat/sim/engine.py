@@ -65,7 +65,7 @@ class Engine:
         """The end of the run is known, though what was decided may still have to be mixed and evaluated."""
         self.on_end: Callable[[], None] = lambda: None
         """Called once, when nothing has happened yet that would not have happened in a longer run."""
-        self._over = False
+        self._over, self._until_s = False, coordinator.plan.until_s
         self._heap: list[tuple[float, int, Happening | MixingDone]] = []
         self._now: deque[messages.Event] = deque()
         self._evaluating: deque[int] = deque()
@@ -95,7 +95,7 @@ class Engine:
             elif self._over or not self._heap:
                 self._over = True
                 self.finished = not self._evaluating
-            elif self._heap[0][0] >= self.coordinator.plan.until_s and not self.ending:
+            elif self._heap[0][0] >= self._until_s and not self.ending:
                 self._end()  # whatever happens next ends the run
             else:
                 self._happen(heapq.heappop(self._heap)[2])
@@ -148,7 +148,7 @@ class Engine:
         self.feed(messages.Evaluated(self.coordinator.at, t, metrics))
         self.ending = ending
         if self.coordinator.keeps:
-            self.plane.keep(t, self.coordinator.kept)
+            self.plane.keep(t, self.coordinator.outcome.kept)
         if self.coordinator.end_reason and not self.ending:
             self._end()
 
@@ -156,6 +156,7 @@ class Engine:
         """Go on with other ends, before or right after the event at which the run would have ended."""
         self.feed(event)
         self._over = self.ending = False
+        self._until_s = self.coordinator.plan.until_s
         for happening in self.source.extended(inf if event.epochs is None else event.epochs):
             self._push(happening, now=event.at)
 
