@@ -12,7 +12,7 @@ from contextlib import suppress
 from offbeat.core.layout import Model
 from offbeat.errors import OffbeatError
 from offbeat.protocol.messages import Command, Evaluated
-from offbeat.protocol.wanted import may_want, wanted_versions, would_want
+from offbeat.protocol.wanted import may_want, would_want
 from offbeat.server.evaluator import Evaluator
 from offbeat.server.served_run import ServedRun
 from offbeat.wire import mapped
@@ -33,7 +33,7 @@ class VersionKeeper:
         with suppress(OffbeatError):  # the driver has failed, which is known elsewhere
             self._tell(t, metrics).result()
             if may_want(c):
-                kept.settle(wanted_versions(c), c.best.t if c.best else None)
+                kept.settle(c.outcome.kept, c.outcome.best_t)
 
     def reported(self, tau: int, metrics: Mapping[str, float], pool: Executor) -> None:
         """Workers measured this version; where it reaches the target it is kept, if it is still there."""

@@ -280,9 +280,7 @@ class Server:
                 pass
         while not self.stopped.is_set():
             try:
-                about = {"task": self.begun.task.now, "settings": self.begun.folder.settings}
-                staleness = self.context.metrics.staleness()
-                await self.context.off_loop(write_results, self.options.folder, self.run, staleness, about)
+                await self.context.off_loop(self._write_results)
                 self.context.troubles.over(RESULTS)
                 break
             except (OSError, OffbeatError) as error:
@@ -300,6 +298,10 @@ class Server:
             async with asyncio.timeout(self.options.limits.goodbye_s):
                 while any(session.digest for session in self.context.sessions.all()):
                     await wait_for(self.context.committed, HEARD_AGAIN_S)  # one of them may have left
+
+    def _write_results(self) -> None:
+        about = {"task": self.begun.task.now, "settings": self.begun.folder.settings}
+        write_results(self.options.folder, self.run, self.context.metrics.staleness(), about)
 
     # --- close -------------------------------------------------------------------------------------------------------
 
@@ -328,7 +330,7 @@ def serve(options: ServeOptions, ready: Callable[[Server], Any] = lambda _: None
         loop.close()
     if server.failure:
         raise OffbeatError(server.failure)
-    return server.run.coordinator.end_reason if server.run.coordinator.failed else None
+    return server.run.coordinator.end_reason if server.run.coordinator.outcome.failed else None
 
 
 async def _serve(server: Server, ready: Callable[[Server], Any]) -> None:
