@@ -108,7 +108,8 @@ def test_the_local_step_is_the_one_written_by_hand(as_: As) -> None:
                 parameter.sub_(gamma * step)
     assert update.trained.gradients == 10
     for name, parameter in names.items():
-        assert torch.allclose(torch.from_numpy(update.x_new[name].copy()), parameter, atol=2e-5), name
+        found = torch.from_numpy(update.x_new[name].copy())
+        assert torch.allclose(found, parameter, atol=2e-5), (name, float((found - parameter).abs().max()))
 
 
 def test_gradients_are_counted_as_the_paper_counts_them() -> None:

@@ -102,7 +102,7 @@ class Coordinator:
             case messages.WorkerJoined():
                 self.dispatcher.device_of[event.worker] = event.device
             case messages.WorkerDeclared():
-                pass  # for the ledger: the server refuses what contradicts it before the coordinator hears of it
+                return commands  # for the ledger: nothing has changed for those who wait, and nothing is decided by it
             case messages.WorkerLeft():
                 self._left(event.worker)
             case messages.LeaseReturned():
