@@ -95,7 +95,11 @@ def test_a_state_of_0_1_is_still_understood() -> None:
 @pytest.mark.parametrize(
     ("plan", "facts", "ended"),
     [
-        (replace(PLAN, not_finite_max=3), {"finite": False}, "diverged: the last 3 updates were NaN, infinite or above value_max"),
+        (
+            replace(PLAN, not_finite_max=3),
+            {"finite": False},
+            "diverged: the last 3 updates were NaN, infinite or above value_max",
+        ),
         (
             replace(PLAN, gate=Gate(1.0), refused_max=3),
             {"distance": 9.0},
