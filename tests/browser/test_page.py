@@ -471,6 +471,8 @@ def test_the_keyboard_is_enough(fake: Fake, visit: Callable[..., Seen]) -> None:
     seen.page.keyboard.press("Enter")
     expect(seen.page.locator("main")).to_be_focused()
     seen.page.keyboard.press("Tab")
+    expect(seen.page.get_by_role("button", name="Pause")).to_be_focused()
+    seen.page.keyboard.press("Tab")
     expect(seen.page.get_by_role("radio", name="accuracy")).to_be_focused()
     seen.page.keyboard.press("Tab")
     seen.page.keyboard.press("ArrowRight")

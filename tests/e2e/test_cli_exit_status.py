@@ -122,6 +122,8 @@ def test_a_server_whose_run_diverged_ends_with_status_3(tmp_path: Path) -> None:
         server.kill()
         server.wait()
     assert server.returncode == 3, said
-    assert re.search(r"The run has failed: diverged: the last 110 updates were NaN or infinite\.", said)
+    assert re.search(
+        r"The run has failed: diverged: the last 110 updates were NaN, infinite or above value_max\.", said
+    )
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["failed"], summary["t"]) == (True, 0)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from offbeat.protocol.messages import WorkerJoined
+from offbeat.server import run_results
 from offbeat.server import server as server_module
 from offbeat.server.driver import Driver
 from tests.server.serving import PATIENCE_S, TASK, Worker, serving
@@ -62,9 +63,9 @@ def test_a_command_that_the_driver_does_not_know_is_an_error(tmp_path: Path) -> 
 
 
 def test_a_push_visits_the_driver_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A question before the body, and the event after it."""
+    """A question before the body, and the event after it. A worker that declared no samples visits once more, once."""
     with serving(tmp_path) as running:
-        worker = Worker(running)
+        worker = Worker(running, samples=5)
         task = worker.lease()["task"]
         until(lambda: running.status()["metrics_t"] == 0)
         visits, put = list[str](), Driver._put
@@ -127,7 +128,7 @@ def test_results_that_can_be_written_at_last_end_their_trouble(tmp_path: Path, m
     monkeypatch.setattr(server_module, "RETRY_S", 0.02)
     with serving(tmp_path, {"epochs": 1}) as running:
         with monkeypatch.context() as patch:
-            patch.setattr(server_module, "write_json", _full)
+            patch.setattr(run_results, "write_json", _full)
             Worker(running).work()
             assert "the results cannot be written" in until(lambda: running.status()["trouble"])
         until(lambda: (running.folder / "summary.json").exists())

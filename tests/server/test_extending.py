@@ -11,7 +11,7 @@ from offbeat.server.verify import verify
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.run_folder import RunFolder
 from tests.server.measuring import as_killed
-from tests.server.serving import Worker, serving
+from tests.server.serving import Running, Worker, serving
 from tests.server.speaking import until
 from tests.server.test_target_version import summary_of
 
@@ -20,12 +20,18 @@ def ended(epochs: int) -> dict[str, Any]:
     return {"epochs": epochs, "evaluate_every": 2}
 
 
+def work_to(running: Running, worker: Worker, t: int) -> None:
+    """Make versions up to this one; each starts from the one before."""
+    for before in range(running.status()["t"], t):
+        worker.work(0.5 + before / 8)
+        until(lambda: running.status()["t"] == before + 1)  # noqa: B023 (called at once)
+
+
 def served(folder: Path, epochs: int, versions: int) -> bytes:
     """Serve until the run is finished; a worker makes this many versions. The bits of the last."""
     with serving(folder, ended(epochs)) as running:
         worker = Worker(running)
-        for _ in range(versions):
-            worker.work(0.5 + running.status()["t"] / 8)
+        work_to(running, worker, versions)
         summary_of(running.folder)
         return running.x
 
@@ -41,9 +47,7 @@ def test_it_goes_on_with_the_bits_of_one_long_run(tmp_path: Path) -> None:
         assert (status["t"], status["epochs"], status["finished"], status["reason"]) == (3, 6, False, None)
         assert RunFolder.open(running.folder).state == "running"
         assert not (running.folder / "x.safetensors").exists()
-        worker = Worker(running)
-        for _ in range(3):
-            worker.work(0.5 + running.status()["t"] / 8)
+        work_to(running, Worker(running), 6)
         summary = summary_of(running.folder)
         x = running.x
     assert x == served(tmp_path / "long", 6, 6)

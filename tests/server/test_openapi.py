@@ -168,7 +168,7 @@ class Fleet:
         elif "worker" in wanted:
             case.path_parameters["worker"] = 0
         elif "run" in wanted:
-            case.path_parameters["run"] = self.running.server.context.run_id
+            case.path_parameters["run"] = self.running.status()["run"]
 
     def _alive(self) -> tuple[Worker, Any]:
         path = f"/v1/workers/{self._worker.number}/ask?wait_s=5"

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from offbeat.cli import main
 from offbeat.protocol.messages import Evaluated
-from offbeat.server import server as server_module
+from offbeat.server import keeping
 from offbeat.server.verify import verify
 from tests.server.measuring import SaidByTest, as_killed
 from tests.server.serving import Running, Worker, serving
@@ -147,7 +147,7 @@ def test_one_that_is_killed_before_the_ledger_knew_goes_on(tmp_path: Path) -> No
 
 
 def test_a_full_disk_delays_the_end_and_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(keeping, "RETRY_S", 0.01)
     with serving(tmp_path, SETTINGS) as running:
         measured, x_1 = went_past(running)
         kept = running.server.run.kept

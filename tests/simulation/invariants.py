@@ -31,8 +31,8 @@ def _invariants(c: Coordinator) -> Iterator[tuple[str, bool]]:
         "a version that is decided on and not published waits in the queue",
         c.t == c.t_decided or c.queued > 0 or (bool(scheduler.group)),
     )
-    yield "a finished or failed run has a reason", bool(c.end_reason) or not (c.finished or c.failed)
-    yield "what reached the target is a published version", c.result_t is None or c.result_t <= c.t
+    yield "a finished or failed run has a reason", bool(c.end_reason) or not (c.finished or c.outcome.failed)
+    yield "what reached the target is a published version", c.outcome.result_t is None or c.outcome.result_t <= c.t
     yield "the queue is bounded", 0 <= c.queued <= plan.queue_max
     yield "every applied update was decided on", c.mixed <= c.applied <= c.judge.decisions
     yield "a worker has one open lease", len(set(workers)) == len(workers)

@@ -243,6 +243,7 @@ def test_a_tasks_file_travels_with_what_it_imports_from_beside_it(
     elsewhere = Path(files.placed().partition(":")[0])
     assert elsewhere.parent != home
     assert (elsewhere.parent / "centre_parts" / "inner.py").read_text() == "centre = 3.0\n"
+    (home / "centre_parts" / "inner.py").write_text("centre = 3.0  # another comment is the same task\n")
     recipe = travelling(task)
     assert recipe is not None
     assert recipe[0](*recipe[1]).identity == task.identity  # type: ignore[attr-defined]

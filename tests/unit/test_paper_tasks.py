@@ -84,6 +84,8 @@ def test_the_local_step_is_the_one_written_by_hand(as_: As) -> None:
     values = reading.common | reading.fedasync
     gamma, rho, decay = values["gamma"], values["rho"], values.get("weight_decay", 0.0)
     task = cifar10(devices=2, width=2).with_settings(gamma=gamma, rho=rho, weight_decay=decay)
+    steps = 2  # enough for the pull to count; rounding differs between processors, and grows with every step
+    task = task.with_settings(batch_size=500 // steps)
     x, work = start(task, 3), Work(1, 5, 3)
     update = solve(task, x, work)
     module = PaperCNN(2)
@@ -99,16 +101,17 @@ def test_the_local_step_is_the_one_written_by_hand(as_: As) -> None:
     rng.integers(2**32, size=4, dtype=np.uint32)  # numpy's global generator is seeded from the same stream
     module.train()
     torch.set_num_threads(1)
-    for batch in np.split(rng.permutation(500), 10):
+    for batch in np.split(rng.permutation(500), steps):
         loss = nn.functional.cross_entropy(module(inputs[batch]), targets[batch])
         gradients = torch.autograd.grad(loss, list(names.values()))
         with torch.no_grad():
             for (name, parameter), gradient in zip(names.items(), gradients, strict=True):
                 step = gradient + decay * parameter + rho * (parameter - x_tau[name])
                 parameter.sub_(gamma * step)
-    assert update.trained.gradients == 10
+    assert update.trained.gradients == steps
     for name, parameter in names.items():
-        assert torch.allclose(torch.from_numpy(update.x_new[name].copy()), parameter, atol=2e-5), name
+        found = torch.from_numpy(update.x_new[name].copy())
+        assert torch.allclose(found, parameter, atol=2e-6), (name, float((found - parameter.detach()).abs().max()))
 
 
 def test_gradients_are_counted_as_the_paper_counts_them() -> None:

@@ -76,8 +76,8 @@ def test_the_ends_that_a_run_was_given_survive_a_checkpoint() -> None:
     c.handle(Evaluated(1.0, 1, {"a": 0.95}))
     twin = again(c, replace(PLAN, keep_best=BestBy.parse("a")))
     assert Ends.of(twin.plan) == Ends(None, 40, 12.5, "a>=0.9")
-    assert (twin.result_t, twin.end_reason) == (1, "target a>=0.9 reached at epoch 1")
-    assert twin.best == Evaluated(1.0, 1, {"a": 0.95})
+    assert (twin.outcome.result_t, twin.end_reason) == (1, "target a>=0.9 reached at epoch 1")
+    assert twin.outcome.best == Evaluated(1.0, 1, {"a": 0.95})
     assert snapshot(twin) == snapshot(c)
 
 
@@ -87,15 +87,19 @@ def test_a_state_of_0_1_is_still_understood() -> None:
         del state[name]
     del state["rest"]["awaits"], state["rest"]["refused"]
     c = restored(state, fedasync(0.5), PLAN)
-    assert (c.failed, c.result_t, c.extended, c.plan) == (False, None, False, PLAN)
+    assert (c.outcome.failed, c.outcome.result_t, c.outcome.extended, c.plan) == (False, None, False, PLAN)
     state["ending"] = "diverged: the last 110 updates were NaN or infinite"
-    assert restored(state, fedasync(0.5), PLAN).failed
+    assert restored(state, fedasync(0.5), PLAN).outcome.failed
 
 
 @pytest.mark.parametrize(
     ("plan", "facts", "ended"),
     [
-        (replace(PLAN, not_finite_max=3), {"finite": False}, "diverged: the last 3 updates were NaN or infinite"),
+        (
+            replace(PLAN, not_finite_max=3),
+            {"finite": False},
+            "diverged: the last 3 updates were NaN, infinite or above value_max",
+        ),
         (
             replace(PLAN, gate=Gate(1.0), refused_max=3),
             {"distance": 9.0},
@@ -108,8 +112,8 @@ def test_a_run_without_an_applied_update_has_failed(plan: Plan, facts: dict[str,
     c = begun(plan)
     for at in (1.0, 2.0, 3.0):
         push(c, at, **facts)
-    assert (c.end_reason, c.failed) == (ended, True)
-    assert again(c, plan).failed
+    assert (c.end_reason, c.outcome.failed) == (ended, True)
+    assert again(c, plan).outcome.failed
     with pytest.raises(InvalidValue, match=r"has failed .* cannot be extended"):
         refuse_reached(c, Ends(epochs=50), c.at)
 
@@ -119,7 +123,7 @@ def test_one_applied_update_is_no_failure() -> None:
     c = begun(plan)
     for at, distance in ((1.0, 9.0), (2.0, 0.5), (3.0, 9.0), (4.0, 9.0)):
         push(c, at, distance=distance)
-    assert (c.end_reason, c.failed) == ("4 s", False)
+    assert (c.end_reason, c.outcome.failed) == ("4 s", False)
 
 
 def test_ends_are_said_in_words() -> None:

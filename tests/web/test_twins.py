@@ -53,7 +53,7 @@ def test_the_overview_says_what_the_rows_say(some: Looked) -> None:
     assert found["run"] == {
         "name": "run",
         "dir": str(some.folder),
-        "task": "tests.simulation.quadratic.Quadratic",
+        "task": read_json(some.folder / "settings.json")["task"],
         "rule": "fedasync, alpha 0.6, polynomial:0.5",
         "state": "finished",
         "served": False,

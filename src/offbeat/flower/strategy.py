@@ -209,7 +209,7 @@ class FedAsync:
         results |= {"staleness_mean": fold.staleness_mean, "staleness_largest": fold.staleness_largest}
         results |= dict(c.evaluations[-1].metrics) if c.evaluations else {}
         results |= {"x_sha256": hashlib.sha256(run.x.vector.data).hexdigest(), "ended": c.end_reason}
-        results |= {"failed": c.failed}
+        results |= {"failed": c.outcome.failed}
         results |= {"dir": str(self.dir) if self.dir else None, "task": "flower", "settings": run.folder.settings}
         return dict(plain(results, "summary"))
 

@@ -23,7 +23,7 @@ from offbeat.core.rules import Mix, Rule
 from offbeat.errors import InvariantBroken
 from offbeat.protocol import messages
 from offbeat.protocol.dispatch import Available, Dispatcher
-from offbeat.protocol.ends import Ends
+from offbeat.protocol.ends import Ends, RunOutcome
 from offbeat.protocol.judging import Judge
 from offbeat.protocol.messages import Command, Decision, Event, Lease, Outcome
 from offbeat.protocol.plan import Plan
@@ -61,14 +61,7 @@ class Coordinator:
         self.end_reason = ""
         """Why the run ends, from the moment when that is known; `finished` when all that was decided is mixed, too."""
         self.finished = False
-        self.failed = False
-        """The run ends without having learnt: it diverged, stands still, or had all its updates refused."""
-        self.result_t: int | None = None
-        """The version that reached the target, where that ends the run; the newest may be a later one."""
-        self.best: messages.Evaluated | None = None
-        """The best evaluation so far, where the plan says by which metric."""
-        self.extended = False
-        """The ends in `plan` are not those that the run began with."""
+        self.outcome = RunOutcome()
         self.judge = Judge(rule, plan)
         self.dispatcher = Dispatcher(plan, self.scheduler, available, seed)
         self.book, self.idle = self.dispatcher.book, self.dispatcher.idle
@@ -109,7 +102,7 @@ class Coordinator:
             case messages.WorkerJoined():
                 self.dispatcher.device_of[event.worker] = event.device
             case messages.WorkerDeclared():
-                pass  # for the ledger: the server refuses what contradicts it before the coordinator hears of it
+                return commands  # for the ledger: nothing has changed for those who wait, and nothing is decided by it
             case messages.WorkerLeft():
                 self._left(event.worker)
             case messages.LeaseReturned():
@@ -136,14 +129,13 @@ class Coordinator:
             case messages.Evaluated():
                 self._evaluated(event)
             case messages.RunExtended():
-                self._extended(event)
+                return self._extended(event)
             case _:
                 assert_never(event)
         self.end_if_enough()
-        if not isinstance(event, messages.RunExtended):  # after which nothing has changed for those who wait
-            self.awaits = bool(commands) and any(map(self._is_awaited, commands))
-            if not self.awaits:
-                self._trigger()
+        self.awaits = awaits = any(map(self._is_awaited, commands)) if commands else False
+        if not awaits:
+            self._trigger()
         if self.end_reason:
             self._finish_if_done()
         self._wake_next()
@@ -169,7 +161,7 @@ class Coordinator:
     @property
     def result(self) -> int:
         """The version that the run is about: the one that reached the target, or the newest."""
-        return self.t if self.result_t is None else self.result_t
+        return self.t if self.outcome.result_t is None else self.outcome.result_t
 
     @property
     def needs_distance(self) -> bool:
@@ -366,31 +358,40 @@ class Coordinator:
 
     def _evaluated(self, event: messages.Evaluated) -> None:
         self.evaluations.append(event)
-        if self.plan.keep_best and self.plan.keep_best.better(event, self.best):
-            self.best = event
+        if self.plan.keep_best and self.plan.keep_best.better(event, self.outcome.best):
+            self.outcome.best = event
         if self.plan.target and self.plan.target.reached(event.metrics) and not self.end_reason:
             self.end_reason = f"target {self.plan.target} reached at epoch {event.t}"
-            self.result_t = event.t
+            self.outcome.result_t = event.t
 
-    def _extended(self, event: messages.RunExtended) -> None:
-        """Go on with other ends; tasks that were not granted because the run had ended are granted now."""
+    def _extended(self, event: messages.RunExtended) -> list[Command]:
+        """Go on with other ends as if they had always been there.
+
+        The event before this one may have ended the run: tasks that were not granted for that are granted now.
+        """
         had_ended, self.end_reason = bool(self.end_reason), ""
-        self.finished, self.result_t, self.extended = False, None, True
+        self.finished, self.outcome.result_t, self.outcome.extended = False, None, True
         self.plan = Ends.said_by(event).put_into(self.plan)
+        self.end_if_enough()
         if had_ended and not self.awaits:
             self._trigger()
+        if self.end_reason:
+            self._finish_if_done()
+        self._wake_next()
+        return self._commands
 
     def end_if_enough(self) -> None:
         if self.end_reason:
             return
-        self.end_reason = self.plan.end(self.t_decided, self.gradients, self.at)
-        if self.end_reason:
-            self.failed = self.all_refused
-            self.end_reason += f"; all {self.judge.decisions} updates were refused" if self.failed else ""
-            return
-        if self.judge.refused:
+        reason = self.plan.end(self.t_decided, self.gradients, self.at)
+        if reason:
+            self.outcome.failed = self.all_refused
+            self.end_reason = (
+                f"{reason}; all {self.judge.decisions} updates were refused" if self.all_refused else reason
+            )
+        elif self.judge.refused:
             self.end_reason = self.plan.failure(self.t, self.judge.not_finite, self.judge.refused)
-            self.failed = bool(self.end_reason)
+            self.outcome.failed = bool(self.end_reason)
 
     def _finish_if_done(self) -> None:
         if not self.finished and not self.queued and self.t == self.t_decided:

@@ -39,9 +39,9 @@ def snapshot(c: Coordinator, *, answers: bool = True) -> State:
         "conduct": c.judge.quarantined.state(),
         "ending": c.end_reason,
         "finished": c.finished,
-        "failed": c.failed,
-        "result_t": c.result_t,
-        "ends": list(Ends.of(c.plan)) if c.extended else None,
+        "failed": c.outcome.failed,
+        "result_t": c.outcome.result_t,
+        "ends": list(Ends.of(c.plan)) if c.outcome.extended else None,
         "book": c.book.state(_from_lease),
         "answers": [_from_answer(answer) for answer in c.judge.answers.values()] if answers else None,
         "idle": c.idle.state(),
@@ -85,7 +85,7 @@ def restored(
     c.idle.restore(state["idle"])
     c.contribution.restore(state["contribution"])
     c.evaluations = [Evaluated(at, t, metrics) for at, t, metrics in state["evaluations"]]
-    c.best = c.plan.keep_best.of(c.evaluations) if c.plan.keep_best else None
+    c.outcome.best = c.plan.keep_best.of(c.evaluations) if c.plan.keep_best else None
     _restore_rest(c, state["rest"])
     c.end_if_enough()  # the plan may ask for less than when the state was taken
     return c
@@ -93,10 +93,10 @@ def restored(
 
 def _restore_end(c: Coordinator, state: State) -> None:
     """How the run ended, and the ends that it was given later; a state of 0.1 has none of it."""
-    c.failed = state.get("failed", c.end_reason.startswith("diverged"))
-    c.result_t, ends = state.get("result_t"), state.get("ends")
+    c.outcome.failed = state.get("failed", c.end_reason.startswith("diverged"))
+    c.outcome.result_t, ends = state.get("result_t"), state.get("ends")
     if ends is not None:
-        c.plan, c.extended = Ends(*ends).put_into(c.plan), True
+        c.plan, c.outcome.extended = Ends(*ends).put_into(c.plan), True
 
 
 def _rest(c: Coordinator) -> State:

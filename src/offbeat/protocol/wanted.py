@@ -12,15 +12,11 @@ def may_want(c: Coordinator) -> bool:
     return c.plan.target is not None or c.plan.keep_best is not None
 
 
-def wanted_versions(c: Coordinator) -> set[int]:
-    return {t for t in (c.result_t, c.best.t if c.best else None) if t is not None}
-
-
 def would_want(c: Coordinator, event: Evaluated) -> bool:
     """Is this version wanted later, if this is what its evaluation shows?"""
     target, best = c.plan.target, c.plan.keep_best
     reaches = target is not None and target.reached(event.metrics) and not c.end_reason
-    return reaches or (best is not None and best.better(event, c.best))
+    return reaches or (best is not None and best.better(event, c.outcome.best))
 
 
 def evaluation_of(c: Coordinator, t: int) -> Evaluated | None:

@@ -69,7 +69,7 @@ def contradiction(context: ServerContext, c: Coordinator, lease: Lease, samples:
         return f"Offbeat-Gradients is {gradients}, but task {lease.task} asked for {asked}"
     if context.limits.gradients_max is not None and gradients > context.limits.gradients_max:
         return f"Offbeat-Gradients is {gradients}; gradients_max is {context.limits.gradients_max}"
-    if c.gradients_mixed + gradients > GRADIENTS_SUM_MAX:
+    if c.gradients_mixed <= GRADIENTS_SUM_MAX < c.gradients_mixed + gradients:  # a run of before may be beyond it
         return f"Offbeat-Gradients is {gradients}; with it, the gradients of this run would be more than can be counted"
     return ""
 

@@ -41,14 +41,14 @@ async def pull(request: web.Request) -> web.StreamResponse:
 
 def _named(context: ServerContext, text: str) -> int:
     """The version that a word means now."""
-    c = context.run.coordinator
+    c, outcome = context.run.coordinator, context.run.coordinator.outcome
     if text == "best":
-        if c.best is None:
+        if outcome.best is None:
             why = "no version has been evaluated yet" if c.plan.keep_best else "no best version is kept"
             raise Refusal("not_found", why, do="Serve the run with --keep-best METRIC, and wait for an evaluation.")
-        return c.best.t
-    if text == "result" and c.result_t is not None and context.run.kept.of(c.result_t) is not None:
-        return c.result_t
+        return outcome.best.t
+    if text == "result" and outcome.result_t is not None and context.run.kept.of(outcome.result_t) is not None:
+        return outcome.result_t
     return c.t
 
 

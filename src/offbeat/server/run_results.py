@@ -38,10 +38,10 @@ def write_results(folder: Path, run: ServedRun, staleness: Mapping[str, Any], ab
 
 def _facts(c: Coordinator) -> dict[str, Any]:
     shown = evaluation_of(c, c.result) or (c.evaluations[-1] if c.evaluations else None)
-    facts = counts(c) | {"result_t": c.result, "failed": c.failed}
+    facts = counts(c) | {"result_t": c.result, "failed": c.outcome.failed}
     facts |= {"metrics": dict(shown.metrics) if shown else {}, "metrics_t": shown.t if shown else None}
-    if c.best is not None and c.plan.keep_best is not None:
-        facts |= {"best_t": c.best.t, "best_value": c.best.metrics[c.plan.keep_best.metric]}
+    if c.outcome.best is not None and c.plan.keep_best is not None:
+        facts |= {"best_value": c.outcome.best.metrics[c.plan.keep_best.metric]}
     return facts
 
 

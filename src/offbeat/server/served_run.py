@@ -29,7 +29,6 @@ from offbeat.errors import InvalidValue
 from offbeat.method import Method
 from offbeat.protocol.messages import AnswerPush, Command, Lease, Outcome, ServerRestarted, Spent, UpdateArrived
 from offbeat.protocol.snapshot import snapshot
-from offbeat.protocol.wanted import wanted_versions
 from offbeat.server.checkpointing import ROOM, Checkpointer, applied_of
 from offbeat.server.driver import Driver, Outside
 from offbeat.server.kept_versions import KeptVersions
@@ -136,7 +135,7 @@ class ServedRun:
         self.updates.tidy({d.lease.task for d in applied_of(self.ledger, self.updates.tasks())})
         self.versions.add(self.coordinator.t, self.mixer.x)
         self.kept = KeptVersions(folder, self.layout, self.disk)
-        self.kept.settle(wanted_versions(self.coordinator), self.coordinator.best.t if self.coordinator.best else None)
+        self.kept.settle(self.coordinator.outcome.kept, self.coordinator.outcome.best_t)
         self.checkpointer = Checkpointer(
             *(checkpoints, self.coordinator, self.ledger, self.updates, self.versions, (self.mixer.w, self.mixer.x)),
             *(limits, self.troubles),

@@ -23,8 +23,7 @@ from offbeat.errors import OffbeatError
 from offbeat.hosting.task_identity import identity
 from offbeat.hosting.task_process import TaskProcess
 from offbeat.protocol.ends import Ends
-from offbeat.protocol.messages import Evaluated, WorkerDeclared, WorkerJoined, WorkerLeft
-from offbeat.protocol.wanted import may_want, wanted_versions, would_want
+from offbeat.protocol.messages import WorkerDeclared, WorkerJoined, WorkerLeft
 from offbeat.server.access import TOKENS, TokenBook
 from offbeat.server.app import make_app
 from offbeat.server.certificates import names_of, server_context
@@ -36,6 +35,7 @@ from offbeat.server.extension import extension_of
 from offbeat.server.folder import WHERE, begin
 from offbeat.server.host_names import ANYWHERE
 from offbeat.server.http_connection import HttpRunner
+from offbeat.server.keeping import VersionKeeper
 from offbeat.server.listener import Listener
 from offbeat.server.long_poll import LongPoll, call_on, wait_for
 from offbeat.server.metrics import Metrics, Timed
@@ -51,7 +51,6 @@ from offbeat.storage.disk import Disk
 from offbeat.storage.ledger import Observer
 from offbeat.storage.rows import as_event
 from offbeat.storage.run_folder import LEDGER
-from offbeat.wire import mapped
 
 HEARD_AGAIN_S = 0.2
 CLOSE_S = 2.0
@@ -120,6 +119,7 @@ class Server:
             self._accept_task()
             self.extension = extension_of(self.run.coordinator, self.begun, options.settings)
             """Where the run goes on to another end than before: what that means, in words."""
+            self.keeper = VersionKeeper(self.run, self._note_keeping)
             self.process.remember(replace(self.begun.about, identity=identity(options.task)), self.run.layout)
             self.long_poll = LongPoll(loop, self.run.driver)
             self.context = ServerContext(
@@ -238,28 +238,8 @@ class Server:
 
     def _evaluated(self, t: int, metrics: Mapping[str, float]) -> None:
         self.context.troubles.over(EVALUATION)
-        c = self.run.coordinator  # looked at from here: only this thread tells of evaluations
-        if would_want(c, Evaluated(c.at, t, metrics)) and not self._kept(t):
-            return
-        with suppress(OffbeatError):  # the driver has failed, which is known elsewhere
-            self.run.driver.tell(lambda at: Evaluated(at, t, metrics), must=True).result()
-            if may_want(c):
-                self.run.kept.settle(wanted_versions(c), c.best.t if c.best else None)
-
-    def _kept(self, t: int) -> bool:
-        """Keep the version that was evaluated before the ledger says so. False where the server stops."""
-        if self.evaluator is None:
-            return False
-        while True:
-            try:
-                self.run.kept.keep(t, mapped(self.evaluator.file, self.run.layout))
-            except OSError as error:
-                self.context.troubles.note(KEEPING, f"version {t} cannot be kept; this is tried again: {error}")
-                if self.evaluator.pause(RETRY_S):
-                    return False
-            else:
-                self.context.troubles.over(KEEPING)
-                return True
+        if self.evaluator is not None:
+            self.keeper.evaluated(t, metrics, self.evaluator)
 
     def _not_evaluated(self, t: int, why: str) -> None:
         self.context.metrics.not_evaluated()
@@ -269,19 +249,17 @@ class Server:
         what = f"version {t} is not evaluated yet, because the process that evaluates died; it is tried again: {why}"
         self.context.troubles.note(EVALUATION, what)
 
+    def _note_keeping(self, what: str | None) -> None:
+        if what is None:
+            self.context.troubles.over(KEEPING)
+        else:
+            self.context.troubles.note(KEEPING, what)
+
     def _published(self, t: int) -> None:
         self.long_poll.published()
         self.run.versions.cut_off_oldest()
         for tau, metrics in self.context.reports.due(t):
-            self._report(tau, metrics)
-
-    def _report(self, tau: int, metrics: Mapping[str, float]) -> None:
-        """Workers measured this version; where it reaches the target it is kept, if it is still there."""
-        c, x = self.run.coordinator, self.run.versions.pull(tau)
-        if x is not None and would_want(c, Evaluated(c.at, tau, metrics)):
-            with suppress(OSError):  # then the newest version is the result
-                self.run.kept.keep(tau, x)
-        self.run.driver.tell(lambda at: Evaluated(at, tau, metrics), must=True)
+            self.keeper.reported(tau, metrics, self.context.disk_pool)
 
     # --- the end of the run ------------------------------------------------------------------------------------------
 
@@ -294,7 +272,7 @@ class Server:
             return
         self.context.finished = True
         for tau, metrics in self.context.reports.finish():
-            self._report(tau, metrics)
+            self.keeper.reported(tau, metrics, self.context.disk_pool)
         self._closing = self.loop.create_task(self._finish())
 
     async def _finish(self) -> None:
@@ -304,9 +282,7 @@ class Server:
                 pass
         while not self.stopped.is_set():
             try:
-                about = {"task": self.begun.task.now, "settings": self.begun.folder.settings}
-                staleness = self.context.metrics.staleness()
-                await self.context.off_loop(write_results, self.options.folder, self.run, staleness, about)
+                await self.context.off_loop(self._write_results)
                 self.context.troubles.over(RESULTS)
                 break
             except (OSError, OffbeatError) as error:
@@ -324,6 +300,10 @@ class Server:
             async with asyncio.timeout(self.options.limits.goodbye_s):
                 while any(session.digest for session in self.context.sessions.all()):
                     await wait_for(self.context.committed, HEARD_AGAIN_S)  # one of them may have left
+
+    def _write_results(self) -> None:
+        about = {"task": self.begun.task.now, "settings": self.begun.folder.settings}
+        write_results(self.options.folder, self.run, self.context.metrics.staleness(), about)
 
     # --- close -------------------------------------------------------------------------------------------------------
 
@@ -352,7 +332,7 @@ def serve(options: ServeOptions, ready: Callable[[Server], Any] = lambda _: None
         loop.close()
     if server.failure:
         raise OffbeatError(server.failure)
-    return server.run.coordinator.end_reason if server.run.coordinator.failed else None
+    return server.run.coordinator.end_reason if server.run.coordinator.outcome.failed else None
 
 
 async def _serve(server: Server, ready: Callable[[Server], Any]) -> None:

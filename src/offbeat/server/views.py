@@ -64,8 +64,8 @@ def counts(c: Coordinator) -> dict[str, Any]:
         "paused": c.dispatcher.paused,
         "metrics": {} if newest is None else dict(newest.metrics),
         "metrics_t": None if newest is None else newest.t,
-        "result_t": c.result_t,
-        "best_t": None if c.best is None else c.best.t,
+        "result_t": c.outcome.result_t,
+        "best_t": c.outcome.best_t,
         "at_s": c.at,
     }
 

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol, assert_never
 from offbeat.errors import InvariantBroken
 from offbeat.protocol import messages
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.wanted import may_want, wanted_versions
+from offbeat.protocol.wanted import may_want
 from offbeat.sim.event_sources import Arrival, EventSource, Happening
 from offbeat.sim.executors import Job, Pending, PendingEvaluation
 
@@ -66,7 +66,7 @@ class Engine:
         """The end of the run is known, though what was decided may still have to be mixed and evaluated."""
         self.on_end: Callable[[], None] = lambda: None
         """Called once, when nothing has happened yet that would not have happened in a longer run."""
-        self._over = False
+        self._over, self._until_s = False, coordinator.plan.until_s
         self._heap: list[tuple[float, int, Happening | MixingDone]] = []
         self._now: deque[messages.Event] = deque()
         self._evaluating: deque[int] = deque()
@@ -96,7 +96,7 @@ class Engine:
             elif self._over or not self._heap:
                 self._over = True
                 self.finished = not self._evaluating
-            elif self._heap[0][0] >= self.coordinator.plan.until_s and not self.ending:
+            elif self._heap[0][0] >= self._until_s and not self.ending:
                 self._end()  # whatever happens next ends the run
             else:
                 self._happen(heapq.heappop(self._heap)[2])
@@ -149,7 +149,7 @@ class Engine:
         self.feed(messages.Evaluated(self.coordinator.at, t, metrics))
         self.ending = ending
         if may_want(self.coordinator):
-            self.plane.keep(t, wanted_versions(self.coordinator))
+            self.plane.keep(t, self.coordinator.outcome.kept)
         if self.coordinator.end_reason and not self.ending:
             self._end()
 
@@ -157,6 +157,7 @@ class Engine:
         """Go on with other ends, before or right after the event at which the run would have ended."""
         self.feed(event)
         self._over = self.ending = False
+        self._until_s = self.coordinator.plan.until_s
         for happening in self.source.extended(inf if event.epochs is None else event.epochs):
             self._push(happening, now=event.at)
 

@@ -198,7 +198,10 @@ class Simulation:
         surviving = counted.surviving()
         contribution = {device: (mass, surviving.get(device, 0.0)) for device, mass in sorted(counted.mass.items())}
         path, c = self.folder.path if self.folder else None, self.coordinator
-        x, best = self.plane.version(c.result, c.t), self.plane.version(c.best.t, c.t) if c.best else None
+        x, best = (
+            self.plane.version(c.result, c.t),
+            self.plane.version(c.outcome.best.t, c.t) if c.outcome.best else None,
+        )
         self._result_t = c.t if x is None else c.result
         points, decisions = self.curve.points, self.curve.decisions
         run = Run(self._summary(x or self.plane.x), x or self.plane.x, contribution, points, path, decisions, best)
@@ -368,8 +371,8 @@ class Simulation:
         c, fold = self.coordinator, self.curve.fold
         shown = evaluation_of(c, self._result_t) or (c.evaluations[-1] if c.evaluations else None)
         best = (
-            {"best_t": c.best.t, "best_value": c.best.metrics[self.plan.keep_best.metric]}
-            if c.best and self.plan.keep_best
+            {"best_t": c.outcome.best.t, "best_value": c.outcome.best.metrics[self.plan.keep_best.metric]}
+            if c.outcome.best and self.plan.keep_best
             else {}
         )
         return {
@@ -388,7 +391,7 @@ class Simulation:
             "bytes_down": self.curve.sent * self.curve.model_bytes,
             "bytes_up": self.curve.arrived * self.curve.model_bytes,
             "ended": c.end_reason or self._stopped(),
-            "failed": c.failed or (not c.end_reason and c.all_refused),
+            "failed": c.outcome.failed or (not c.end_reason and c.all_refused),
             "executor": self.executor.name,
             **self.executor.report(),
             "dir": str(self.folder.path) if self.folder else None,
