@@ -302,7 +302,7 @@ def test_silence_and_pause_survive_a_checkpoint() -> None:
     c = silent(plan())
     tell(c, RunPaused(7.0))
     again = twin(c)
-    assert (again.silent, again.paused) == (c.silent, True)
+    assert (again.silent, again.dispatcher.paused) == (c.silent, True)
     assert again.handle(HeartbeatArrived(8.0, 1)) == c.handle(HeartbeatArrived(8.0, 1))
     assert snapshot(again) == snapshot(c)
 
@@ -313,7 +313,7 @@ def test_a_state_of_before_there_was_silence_or_pause_is_restored() -> None:
     state = snapshot(c)
     del state["book"]["silent"], state["rest"]["paused"]
     again = restored(state, c.rule, c.plan, c.scheduler)
-    assert (again.leases, again.silent, again.paused) == (c.leases, {}, False)
+    assert (again.leases, again.silent, again.dispatcher.paused) == (c.leases, {}, False)
 
 
 def test_after_a_heartbeat_a_restored_coordinator_asks_to_be_woken_when_the_live_one_does() -> None:
