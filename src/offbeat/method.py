@@ -16,6 +16,7 @@ from offbeat.protocol.best import BestBy
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.dispatch import Available
 from offbeat.protocol.ends import Ends
+from offbeat.protocol.led import LedCoordinator
 from offbeat.protocol.messages import Decision
 from offbeat.protocol.plan import Plan, Target
 from offbeat.protocol.scheduler import GammaSchedule, Scheduler, gamma_schedule
@@ -47,6 +48,10 @@ class Method:
 
     def coordinator(self, available: Available = lambda _worker, _at: True) -> Coordinator:
         return Coordinator(self.rule, self.plan, self.scheduler, seed=self.seed, available=available)
+
+    def led(self) -> LedCoordinator:
+        """One that is led through a run of this method that was recorded."""
+        return LedCoordinator(self.rule, self.plan, self.scheduler, seed=self.seed)
 
     def restored(self, state: State, decided: Iterable[Decision]) -> Coordinator:
         """The coordinator as it stood at a checkpoint; `decided` are the last `answers_kept` decisions before it."""

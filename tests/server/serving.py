@@ -44,6 +44,17 @@ class Line:
 task = Line()
 '''
 
+BEFORE_THE_CHAIN = """
+DROP VIEW everything;
+INSERT INTO events SELECT * FROM chatter;
+DROP TABLE chatter;
+DROP TABLE commits;
+ALTER TABLE events DROP COLUMN asked_at;
+DELETE FROM events WHERE kind = 'group_closed';
+UPDATE meta SET value = '1' WHERE name = 'schema';
+"""
+"""Makes a ledger of one of before there was a chain."""
+
 
 @dataclass
 class Answered:
@@ -131,6 +142,11 @@ class Worker:
         """One whole task."""
         lease = self.lease()
         return self.push(lease["task"], self.train(lease, step))
+
+
+def without_head(acknowledged: dict[str, Any]) -> dict[str, Any]:
+    """What stays the same when a push is answered again: the ledger has gone on."""
+    return {name: value for name, value in acknowledged.items() if name != "head"}
 
 
 def packed(model: Model) -> bytes:

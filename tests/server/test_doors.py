@@ -21,7 +21,7 @@ from offbeat.storage.ledger import Ledger
 from offbeat.web.app import OF_RUN, OF_SITE, furnish
 from offbeat.worker.settings import trusted
 from tests.server import serving as served
-from tests.server.serving import Answered, Running, Worker, packed, serving
+from tests.server.serving import Answered, Running, Worker, packed, serving, without_head
 from tests.server.speaking import Line, file_of, head, ones, refused, until, untouched
 from tests.server.test_access_control import As
 
@@ -278,16 +278,16 @@ def test_a_push_that_comes_again_with_other_bytes_is_refused(tmp_path: Path) -> 
         first = worker.push(task, other_bytes(1)).json
         with untouched(running):
             refused(worker.push(task, other_bytes(2)), 409, "other_bytes")
-            assert worker.push(task, other_bytes(1)).json == first | {"repeated": True}
+            assert without_head(worker.push(task, other_bytes(1)).json) == without_head(first) | {"repeated": True}
         for _ in range(4):
             assert worker.work().status == 200
         until(lambda: not running.server.run.updates.has(task))
         refused(worker.push(task, other_bytes(2)), 409, "other_bytes")
-        assert worker.push(task, other_bytes(1)).json == first | {"repeated": True}
+        assert without_head(worker.push(task, other_bytes(1)).json) == without_head(first) | {"repeated": True}
     with serving(tmp_path, ROOM, {"checkpoint_every": 1}) as again, untouched(again):
         back = Worker(again)
         refused(back.push(task, other_bytes(2)), 409, "other_bytes")
-        assert back.push(task, other_bytes(1)).json == first | {"repeated": True}
+        assert without_head(back.push(task, other_bytes(1)).json) == without_head(first) | {"repeated": True}
     with Ledger.open(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
         digests = {json.loads(row.detail or "{}")["digest"] for row in ledger.rows("arrived", task=task)}
     assert len(digests) == 1, "what was refused does not become bytes that were acknowledged"

@@ -84,7 +84,8 @@ def test_the_model_is_hashed_on_another_thread(tmp_path: Path, monkeypatch: pyte
     threads, sha256 = list[str](), hashlib.sha256
 
     def noted(*arguments: Any) -> Any:
-        threads.append(threading.current_thread().name)
+        if not (arguments and len(arguments[0]) == sha256().digest_size):  # that is the ledger's chain
+            threads.append(threading.current_thread().name)
         return sha256(*arguments)
 
     with serving(tmp_path, {"epochs": 1}) as running:

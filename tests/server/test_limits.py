@@ -28,7 +28,7 @@ from offbeat.server.slow_readers import has_gone
 from offbeat.web.app import furnish
 from offbeat.worker.settings import trusted
 from tests.server import serving as served
-from tests.server.serving import PATIENCE_S, Answered, Running, Worker, serving
+from tests.server.serving import BEFORE_THE_CHAIN, PATIENCE_S, Answered, Running, Worker, serving
 from tests.server.speaking import Line, file_of, head, ones, put, refused, settled, until
 from tests.server.test_access_control import As
 
@@ -405,6 +405,7 @@ def test_a_run_whose_workers_claimed_absurd_gradients_can_be_looked_at(tmp_path:
             assert Worker(running).work().status == 200
         settled(running)
     with closing(sqlite3.connect(tmp_path / "run" / "ledger.sqlite")) as ledger, ledger:
+        ledger.executescript(BEFORE_THE_CHAIN)
         ledger.execute("UPDATE events SET gradients = ? WHERE gradients IS NOT NULL", (2**62,))
     for checkpoint in sorted((tmp_path / "run" / "checkpoints").glob("*.json")):
         if checkpoint.stem != min(one.stem for one in checkpoint.parent.glob("*.json")):

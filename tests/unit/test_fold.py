@@ -32,15 +32,15 @@ class Recorded:
             verbose=seed % 2 == 0,
             observers=(lambda rows, last, _seconds: self.pieces.append((rows, last)),),
         )
-        for number, (event, commands) in enumerate(_again(seed)):
+        for number, (event, commands) in enumerate(again(faults.run(seed), seed)):
             self.ledger.record(event, commands)
             if number % 37 == 0:
                 self.ledger.flush()
         self.rows = list(self.ledger.rows())
 
 
-def _again(seed: int) -> Iterator[tuple[Any, Any]]:
-    watch = faults.run(seed)
+def again(watch: faults.Watch, seed: int) -> Iterator[tuple[Any, Any]]:
+    """Every event of a faulty run, and what the coordinator answers."""
     old, said = watch.coordinator, iter(watch.answers)
     new = Coordinator(old.rule, old.plan, old.scheduler, seed=seed, available=lambda _worker, _at: next(said))
     for event in watch.events:

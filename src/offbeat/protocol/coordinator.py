@@ -98,7 +98,7 @@ class Coordinator:
             case messages.TimePassed():
                 self._passed()
             case messages.FleetJoined():
-                self.dispatcher.add_fleet(event.size, event.devices, without=self.quarantined)
+                self.dispatcher.add_fleet(event.size, event.devices, event.at, without=self.quarantined)
             case messages.WorkerJoined():
                 self.dispatcher.device_of[event.worker] = event.device
             case messages.WorkerDeclared():
@@ -108,7 +108,7 @@ class Coordinator:
             case messages.LeaseReturned():
                 self._returned(event)
             case messages.RequestEnded():
-                self.idle.discard(event.worker)
+                self.dispatcher.end_wait(event.worker, event.at)
             case messages.ServerRestarted():
                 self.dispatcher.renew(self.at)
             case messages.LossAccepted():
@@ -206,7 +206,7 @@ class Coordinator:
             if lease:
                 self._commands.append(messages.SendTask(lease))
             else:
-                self.dispatcher.wait(worker)
+                self.dispatcher.wait(worker, self.at)
 
     def _beat(self, task: int) -> None:
         silent = self.silent.get(task)

@@ -20,6 +20,7 @@ from offbeat.protocol.messages import Command, EndSilence, Evaluated, Lease, Rel
 from offbeat.protocol.pacing import Group, Pace
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler, Speeds
+from offbeat.protocol.waits import Waits
 
 Available = Callable[[int, float], bool]
 """Can this waiting worker take a task at this moment? A pure function."""
@@ -32,6 +33,7 @@ class Dispatcher:
         self.plan, self.scheduler, self.available = plan, scheduler, available
         self.book = LeaseBook(plan.released_kept)
         self.idle = Idle(scheduler.choice, seed)
+        self.waits = Waits()
         self.pace = Pace(plan, self.book)
         self.group = Group(scheduler.group_deadline_s)
         self.speeds = Speeds()
@@ -50,19 +52,27 @@ class Dispatcher:
     def device(self, worker: int) -> int:
         return self.device_of.get(worker, worker % self.fleet if self.fleet else worker)
 
-    def add_fleet(self, size: int, devices: int | None, without: Container[int]) -> None:
+    def add_fleet(self, size: int, devices: int | None, at: float, without: Container[int]) -> None:
         """Workers 0..size-1 wait, without those that are quarantined."""
-        self.fleet = devices
+        self.fleet, self.waits.fleet_at = devices, at
         for worker in range(size):
             if worker not in without:
-                self.wait(worker)
+                self.idle.add(worker, self._mass(worker))
 
-    def wait(self, worker: int) -> None:
+    def wait(self, worker: int, at: float) -> None:
+        self.waits.begin(worker, at)
         self.idle.add(worker, self._mass(worker))
+
+    def end_wait(self, worker: int, at: float) -> None:
+        """The worker's request is over; it may ask again."""
+        if worker in self.idle:
+            self.waits.end(worker, at)
+            self.idle.discard(worker)
 
     def dismiss(self, worker: int, *, revoked: bool = False) -> list[Command]:
         """The worker no longer waits, and its open or silent lease is released."""
         self.idle.discard(worker)
+        self.waits.forget(worker)
         lease = self.book.of_worker(worker)
         return [self.release(lease, revoked=revoked)] if lease else self.give_away(worker, revoked=revoked)
 
@@ -112,6 +122,7 @@ class Dispatcher:
     def renew(self, at: float) -> None:
         """The server was restarted: no worker waits any more, and every open lease has its full time anew."""
         self.idle.clear()
+        self.waits.end_all(at)
         for task in self.book.open:
             self.book.extend(task, at + self.plan.hold_s)
 
@@ -158,7 +169,7 @@ class Dispatcher:
             if worker is None:
                 break
             waiting -= 1
-            commands.append(SendTask(self._grant(worker, at, t, evaluations)))
+            commands.append(SendTask(self.grant(worker, at, t, evaluations), self.waits.granted(worker)))
         if waiting and not held_back:
             self.pace.held_back = None  # workers wait for something else; a moment without waiting ones does not count
             if self._room(t, t_decided):
@@ -191,7 +202,8 @@ class Dispatcher:
             return False
         return not self.scheduler.group or device not in self.group.devices
 
-    def _grant(self, worker: int, at: float, t: int, evaluations: Sequence[Evaluated]) -> Lease:
+    def grant(self, worker: int, at: float, t: int, evaluations: Sequence[Evaluated]) -> Lease:
+        """A new lease for this worker, whoever chose it."""
         device = self.device(worker)
         if self.scheduler.group:
             self.group.granted(at)

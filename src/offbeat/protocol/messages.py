@@ -7,7 +7,7 @@ Rules kept here:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -287,6 +287,8 @@ Event = OfWorker | OfTask | OfRun | OfPlane
 @dataclass(frozen=True, slots=True)
 class SendTask:
     lease: Lease
+    asked_at: float | None = field(default=None, compare=False)
+    """Since when its worker waited for it, which nothing depends on; None where an open lease is told again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,7 @@ def _rest(c: Coordinator) -> State:
         "held": d.pace.held_back,
         "paused": d.paused,
         "awaits": c.awaits,
+        "waits": d.waits.state(),
         "refused": c.judge.refused,
     }
 
@@ -132,6 +133,8 @@ def _restore_rest(c: Coordinator, state: State) -> None:
     d.speeds.restore(state["speeds"])
     d.group.restore(state["group"])
     d.paused = state.get("paused", False)  # missing in states of before a run could be paused
+    if "waits" in state:  # missing in states of 0.1
+        d.waits.restore(state["waits"])
     d.pace.held_back = None if state["held"] is None else (state["held"][0], state["held"][1])
 
 

@@ -20,7 +20,7 @@ from offbeat.storage.rows import Row, RowShape
 
 GENESIS = bytes(32)
 """The head of a chain without commits."""
-REAL = frozenset({"at", "keep", "new", "base", "gamma", "granted_at", "deadline", "distance"})
+REAL = frozenset({"at", "keep", "new", "base", "gamma", "granted_at", "deadline", "distance", "asked_at"})
 TEXT = frozenset({"outcome", "detail"})
 MAY_BE_NAN = "distance"
 COLUMNS = tuple(name for name in Row._fields if name not in ("sequence", "kind"))

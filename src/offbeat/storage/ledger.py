@@ -33,6 +33,7 @@ from offbeat.storage.rows import (
     as_evaluation,
     every_row,
     lasting_rows,
+    lasting_rows_and_mixings,
     lost_row,
     read,
     task_accepted_row,
@@ -56,7 +57,7 @@ _COLUMNS = """(
     task INTEGER, worker INTEGER, device INTEGER, number INTEGER, t INTEGER, tau INTEGER, staleness INTEGER,
     outcome TEXT, keep REAL, new REAL, base REAL, publish INTEGER, samples INTEGER, gradients INTEGER,
     local_iterations INTEGER, gamma REAL, granted_at REAL, deadline REAL, finite INTEGER, distance REAL,
-    decision INTEGER, detail TEXT
+    decision INTEGER, detail TEXT, asked_at REAL
 )"""
 _TABLES = f"""
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -103,7 +104,9 @@ class Ledger:
         self.verbose, self.chained = meta["verbose"] == "1", meta["schema"] != str(UNCHAINED_SCHEMA)
         if not self.chained:
             connection.executescript(_UNCHAINED_VIEWS)
-        self._rows_of = every_row if self.verbose else lasting_rows
+        self.mixings = self.verbose or meta.get("mixings") == "1"
+        """Has it a row for every mixing?"""
+        self._rows_of = every_row if self.verbose else lasting_rows_and_mixings if self.mixings else lasting_rows
         self._waiting: list[NewRow] = []
         self.head, self._last = GENESIS, 0
         """The digest over all lasting rows, and the newest row; a reader asks `head_at` and `newest`."""
@@ -112,17 +115,23 @@ class Ledger:
 
     @classmethod
     def create(
-        cls, path: Path, *, durable: bool = False, verbose: bool = False, observers: Sequence[Observer] = ()
+        cls,
+        path: Path,
+        *,
+        durable: bool = False,
+        verbose: bool = False,
+        mixings: bool = False,
+        observers: Sequence[Observer] = (),
     ) -> Self:
         """A new ledger where there is none.
 
-        `TaskRequested`, `TimePassed` and `UpdateMixed` are as many as all others together and follow from them: only
-        a `verbose` ledger has them.
+        `TaskRequested` and `TimePassed` are as many as all others together and follow from them: only a `verbose`
+        ledger has them. It has every `UpdateMixed`, too, which another has only where `mixings` take time.
         """
         if path.exists():
             raise InvalidValue(f"{path} is there already; open it to go on, or choose another folder")
         with _explained(f"cannot make the ledger {path}"), aside(path) as temporary:
-            _make(temporary, {"schema": str(SCHEMA), "verbose": str(int(verbose))})
+            _make(temporary, {"schema": str(SCHEMA), "verbose": str(int(verbose)), "mixings": str(int(mixings))})
             for suffix in ("-wal", "-shm", "-journal"):  # of a ledger that was here before: SQLite would replay them
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
         return cls.open(path, durable=durable, observers=observers)
@@ -359,8 +368,9 @@ def _table_of(kind: str | None) -> str:
 
 def _new_writer(shape: RowShape, *, chained: bool) -> RowWriter:
     table = _table_of(shape.kind) if chained else "events"
-    names, values = ", ".join(shape.columns), ", ?" * len(shape.columns)
-    statement = f"INSERT INTO {table} (sequence, kind, {names}) VALUES (?, '{shape.kind}'{values})"  # noqa: S608 (names from rows.py)
+    places = {name: f"?{place}" for place, name in enumerate(shape.columns, 2) if chained or name != "asked_at"}
+    names, values = ", ".join(places), ", ".join(places.values())
+    statement = f"INSERT INTO {table} (sequence, kind, {names}) VALUES (?1, '{shape.kind}', {values})"  # noqa: S608 (names from rows.py)
     lasts = chained and shape.kind not in CHATTER
     writer = RowWriter(statement, row_packer(shape) if lasts else None)
     return (_WRITERS if chained else _UNCHAINED_WRITERS).setdefault(shape, writer)

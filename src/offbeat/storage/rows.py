@@ -54,6 +54,8 @@ class Row(NamedTuple):
     decision: int | None
     """The number of the decision in the coordinator's serial order."""
     detail: str | None
+    asked_at: float | None = None
+    """Since when the task's worker had waited; ledgers of before there was a chain do not know it."""
 
 
 KINDS = (
@@ -61,6 +63,7 @@ KINDS = (
     *("published", "restarted", "run_paused", "run_resumed", "bad_update", "barred", "quarantined", "readmitted"),
     *("lost", "evaluated", "time_passed", "leased", "released", "decided", "busy", "unknown", "not_yours", "repeated"),
     *("heard_again", "declared", "task_accepted", "finished", "extended", "truncated", "loss_accepted"),
+    "group_closed",
 )
 
 
@@ -129,7 +132,8 @@ _DESCRIBED = _shape("arrived", "at task worker samples gradients finite distance
 _QUARANTINED = _shape("quarantined", "at worker detail")
 _MIXED = _shape("mixed", "at decision")
 _EVALUATED = _shape("evaluated", "at t detail")
-_LEASED = _shapes("leased", "at")
+_LEASED = _shapes("leased", "at asked_at")
+_LEASED_AGAIN = _shapes("leased", "at")
 _RELEASED = _shapes("released", "at detail")
 _HEARD_AGAIN = _shapes("heard_again", "at detail")
 _REFUSED = _shapes("decided", _DECISION)
@@ -137,6 +141,7 @@ _APPLIED = _shapes("decided", f"{_DECISION} keep new base publish")
 _LOST = _shape("lost", "at task decision")
 _TASK_ACCEPTED = _shape("task_accepted", "at t detail")
 _FINISHED = _shape("finished", "at detail")
+_GROUP_CLOSED = _shape("group_closed", "at t")
 _TRUNCATED = _shape("truncated", "at detail")
 _ANSWERED = {
     Outcome.BUSY.value: _shape("busy", "at task worker outcome"),
@@ -188,7 +193,9 @@ def _evaluated(event: Evaluated) -> NewRow:
 
 def _leased(command: messages.SendTask, at: float) -> NewRow:
     lease = _of_lease(command.lease)
-    return NewRow(_LEASED[len(lease) > LEASE_COLUMNS], (at, *lease))
+    if command.asked_at is None:
+        return NewRow(_LEASED_AGAIN[len(lease) > LEASE_COLUMNS], (at, *lease))
+    return NewRow(_LEASED[len(lease) > LEASE_COLUMNS], (at, command.asked_at, *lease))
 
 
 def _released(command: messages.ReleaseTask, at: float) -> NewRow:
@@ -253,9 +260,13 @@ EVENTS: dict[type[Event], ToRow] = {
 }
 """Always recorded."""
 
+MIXINGS: dict[type[Event], ToRow] = {
+    messages.UpdateMixed: lambda event: NewRow(_MIXED, (event.at, event.sequence))
+}
+"""Recorded where mixing takes time: else every update is mixed as soon as it is decided on."""
+
 VERBOSE: dict[type[Event], ToRow] = {
-    **{event_type: _plain(event_type, shape) for event_type, shape in _PLAIN_VERBOSE.items()},
-    messages.UpdateMixed: lambda event: NewRow(_MIXED, (event.at, event.sequence)),
+    event_type: _plain(event_type, shape) for event_type, shape in _PLAIN_VERBOSE.items()
 }
 """Many, and they follow from the others: recorded where asked for."""
 
@@ -264,6 +275,7 @@ COMMANDS: dict[type[Command], AnswerToRow] = {
     messages.SendTask: _leased,
     messages.ReleaseTask: _released,
     messages.EndSilence: _heard_again,
+    messages.PublishVersion: lambda command, at: NewRow(_GROUP_CLOSED, (at, command.t)),
     messages.Quarantine: lambda command, at: NewRow(_QUARANTINED, (at, command.worker, _detail(why=command.why))),
     messages.Finish: lambda command, at: NewRow(_FINISHED, (at, _detail(reason=command.reason))),
 }
@@ -285,14 +297,16 @@ def row_maker(events: Mapping[type[Event], ToRow], answers: Mapping[type[Command
     return rows_of
 
 
-lasting_rows, every_row = row_maker(EVENTS, COMMANDS), row_maker(EVENTS | VERBOSE, COMMANDS)
+lasting_rows = row_maker(EVENTS, COMMANDS)
+lasting_rows_and_mixings = row_maker(EVENTS | MIXINGS, COMMANDS)
+every_row = row_maker(EVENTS | MIXINGS | VERBOSE, COMMANDS)
 
 
 # --- rows to messages ------------------------------------------------------------------------------------------------
 
 
 def read(stored: tuple[Any, ...]) -> Row:
-    row = Row._make(stored)
+    row = Row(*stored)
     if row.kind == "arrived" and row.detail is not None and "distance" in json.loads(row.detail):
         return row._replace(distance=nan)
     return row
@@ -304,10 +318,15 @@ def as_event(row: Any) -> Event | None:
     return None if read_back is None else read_back(row)
 
 
+def as_lease(row: Any) -> Lease:
+    """The lease in a row of a kind that has one."""
+    who = (row.task, row.worker, row.device, row.number, row.tau)
+    return Lease(*who, row.granted_at, row.deadline, row.local_iterations, row.gamma)
+
+
 def as_decision(row: Any) -> Decision:
     """The decision that a `decided` row holds, its lease included."""
-    who = (row.task, row.worker, row.device, row.number, row.tau)
-    lease = Lease(*who, row.granted_at, row.deadline, row.local_iterations, row.gamma)
+    lease = as_lease(row)
     mix = None if row.keep is None else Mix(row.keep, row.new, row.base, bool(row.publish))
     outcome, facts = Outcome(row.outcome), (row.samples, row.gradients)
     return Decision(row.decision, row.at, lease, outcome, row.t, row.staleness, mix, *facts)

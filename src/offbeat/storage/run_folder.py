@@ -105,7 +105,11 @@ class RunFolder:
         if self._lock is None:
             return Ledger.open(file, read_only=True)
         if self._ledger is None:
-            self._ledger = (Ledger.open if file.exists() else Ledger.create)(file, durable=durable)
+            self._ledger = (
+                Ledger.open(file, durable=durable)
+                if file.exists()
+                else Ledger.create(file, durable=durable, mixings=bool(self.settings.get("mix_s")))
+            )
         return self._ledger
 
     def model(self, layout: Layout) -> Model:
