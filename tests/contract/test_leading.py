@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from offbeat.method import method_of, until_stuck
+from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.led import LedCoordinator
 from offbeat.settings import Settings
 from offbeat.sim.event_sources import window_of
@@ -21,12 +22,15 @@ from tests.simulation.test_run import METHODS, TASK, simulate
 from tests.unit.test_fold import again
 
 SEEDS = range(24)
-RULES = {"adapted": {"rule": "fedasync", "staleness_fn": "hinge:1,2"}, "gated": {"norm_median_max": 1.5}}
-SIMULATED = {**METHODS, **MORE_METHODS, **RULES}
+RULES: dict[str, dict[str, Any]] = {
+    "adapted": {"rule": "fedasync", "staleness_fn": "hinge:1,2"},
+    "gated": {"norm_median_max": 1.5},
+}
+SIMULATED: dict[str, dict[str, Any]] = {**METHODS, **MORE_METHODS, **RULES}
 
 
 @pytest.fixture(scope="module")
-def seeds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, LedCoordinator, int]]:
+def seeds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, Coordinator, int]]:
     """Runs of every rule, policy and scheduler with faults of every kind, in ledgers that were pruned."""
     folder, found = tmp_path_factory.mktemp("seeds"), {}
     for seed in SEEDS:
@@ -67,7 +71,7 @@ def test_the_seeds_hold_every_kind_of_answer(seeds: dict[int, Any]) -> None:
 
 @pytest.mark.parametrize("method", SIMULATED)
 def test_a_simulated_run_is_decided_again(method: str, tmp_path: Path) -> None:
-    chosen = {"epochs": 40, **SIMULATED[method]}
+    chosen: dict[str, Any] = {"epochs": 40, **SIMULATED[method]}
     run = simulate(dir=tmp_path / "run", **chosen)
     settings = Settings.of({"device_model": "lognormal:1", "seed": 4, **chosen})
     used = until_stuck(method_of(settings, TASK, window=window_of(settings)))

@@ -187,6 +187,7 @@ STORIES: list[tuple[Event, list[Command], list[dict[str, Any]]]] = [
         TimePassed(9.0),
         [
             SendTask(LEASE),
+            SendTask(LEASE, 1.25),
             ReleaseTask(LEASE, revoked=True),
             ReleaseTask(LEASE, revoked=False),
             ReleaseTask(LEASE, revoked=False, silent=True),
@@ -201,6 +202,7 @@ STORIES: list[tuple[Event, list[Command], list[dict[str, Any]]]] = [
         [
             {"kind": "time_passed"},
             OF_LEASE | {"kind": "leased"},
+            OF_LEASE | {"kind": "leased", "asked_at": 1.25},
             OF_LEASE | {"kind": "released", "detail": '{"revoked": true}'},
             OF_LEASE | {"kind": "released", "detail": '{"revoked": false}'},
             OF_LEASE | {"kind": "released", "detail": '{"revoked": false, "silent": true}'},
@@ -209,6 +211,7 @@ STORIES: list[tuple[Event, list[Command], list[dict[str, Any]]]] = [
             PUSHED | {"kind": "unknown", "outcome": "unknown_task"},
             PUSHED | {"kind": "not_yours", "outcome": "not_yours"},
             PUSHED | {"kind": "repeated", "outcome": "applied"},
+            {"kind": "group_closed", "t": 15},
             {"kind": "finished", "detail": '{"reason": "15 epochs"}'},
         ],
     ),

@@ -329,10 +329,7 @@ class Ledger:
     def _pages(self, asked: dict[str, Any], after: int, limit: int | None) -> Iterator[Row]:
         self.flush()
         newest = self.newest()
-        table, where = (
-            _table_of(asked.get("kind")),
-            " AND ".join(f"{name} = ?" for name in asked) + " AND " * bool(asked),
-        )
+        table, where = _table_of(asked.get("kind")), "".join(f"{name} = ? AND " for name in asked)
         query = f"SELECT * FROM {table} WHERE {where} sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?"  # noqa: S608
         while limit is None or limit > 0:
             size = PAGE_ROWS if limit is None else min(PAGE_ROWS, limit)

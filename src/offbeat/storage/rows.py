@@ -260,9 +260,7 @@ EVENTS: dict[type[Event], ToRow] = {
 }
 """Always recorded."""
 
-MIXINGS: dict[type[Event], ToRow] = {
-    messages.UpdateMixed: lambda event: NewRow(_MIXED, (event.at, event.sequence))
-}
+MIXINGS: dict[type[Event], ToRow] = {messages.UpdateMixed: lambda event: NewRow(_MIXED, (event.at, event.sequence))}
 """Recorded where mixing takes time: else every update is mixed as soon as it is decided on."""
 
 VERBOSE: dict[type[Event], ToRow] = {

@@ -22,7 +22,7 @@ const KINDS = {
   unknown: "Pushed for a task that is not known",
   not_yours: "Pushed by a worker that does not hold it",
 };
-const MOMENTS = ["granted_at", "deadline"];
+const MOMENTS = ["granted_at", "deadline", "asked_at"];
 
 export const story = {
   name: "Update",
