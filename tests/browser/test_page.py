@@ -15,6 +15,7 @@ from offbeat.web.run_reader import RunReader
 from offbeat.web.runs import Runs
 from tests.browser.fake import ADMIN, VIEWER, Fake, Story
 from tests.browser.seen import AWAY, PHONE, VIEWS, WIDE, Seen, needs_browser, same, value_at
+from tests.server.probing import server_process
 from tests.web.looking import SOME, opened, simulated
 
 pytestmark = needs_browser
@@ -456,6 +457,19 @@ def test_the_real_door_lets_an_admin_touch_and_a_viewer_look(tmp_path: Path, vis
         seen.page.get_by_role("button", name="Log out").click()
         expect(seen.page).to_have_url(f"{server.url}/login")
         assert acts == [("quarantine", 2)]
+        seen.check()
+
+
+def test_a_real_run_is_paused_and_resumed(tmp_path: Path, visit: Callable[..., Seen]) -> None:
+    with server_process(tmp_path) as running:
+        seen = visit(running.url).go("/")
+        badge = seen.page.locator('.badge[data-state="paused"]')
+        seen.page.get_by_role("button", name="Pause").click()
+        expect(badge).to_be_visible()
+        assert running.status()["paused"] is True
+        seen.page.get_by_role("button", name="Resume").click()
+        expect(badge).to_be_hidden()
+        assert running.status()["paused"] is False
         seen.check()
 
 
