@@ -11,9 +11,9 @@ import re
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol, cast
 
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.server.capture import FOLDERS, Capture
@@ -28,6 +28,13 @@ SPARE = 64 << 20
 """Bytes that must be free beside what a backup takes."""
 NAME = re.compile(rf"(?:(?:{'|'.join(FOLDERS)})/)?[A-Za-z0-9_][A-Za-z0-9_.]{{0,99}}", re.ASCII)
 
+
+class Stream(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+Connect = Callable[[], AbstractContextManager[tuple[Stream, int]]]
+"""Asks a server for a backup: its bytes, and how many there are."""
 Tell = Callable[[int, int], None]
 """Hears how many bytes were written, and of how many."""
 
@@ -50,23 +57,30 @@ def back_up(folder: Path, out: Path, tell: Tell = lambda _done, _all: None) -> F
         return _verified(partial)
 
 
-def receive(stream: IO[bytes], size: int, out: Path, tell: Tell = lambda _done, _all: None) -> Facts:
+def receive(connect: Connect, out: Path, tell: Tell = lambda _done, _all: None) -> Facts:
     """Write what a server sends as a tar file to a new folder; answers what was verified."""
     with _partial(out) as partial:
-        progress, count = _Progress(size, tell, out), 0
-        try:
-            with tarfile.open(fileobj=stream, mode="r|", bufsize=PIECE) as tar:
-                for member in tar:
-                    if not (member.isreg() and NAME.fullmatch(member.name)):
-                        raise InvalidValue(f"the server sent {member.name[:100]!r}, which no backup has; check the URL")
-                    _write(tar.extractfile(member), partial / member.name, progress)
-                    count += 1
-        except tarfile.TarError as error:
-            raise OffbeatError(f"what the server sent is no whole backup ({error}); try again") from error
+        with connect() as (stream, size):
+            count = _unpacked(stream, partial, _Progress(size, tell, out))
         marker = read_marker(partial)
         if marker is None or marker.files != count:
             raise OffbeatError(f"the backup broke off after {count} files; try again")
         return _verified(partial)
+
+
+def _unpacked(stream: Stream, partial: Path, progress: "_Progress") -> int:
+    """How many files there were."""
+    count = 0
+    try:
+        with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|", bufsize=PIECE) as tar:
+            for member in tar:
+                if not (member.isreg() and NAME.fullmatch(member.name)):
+                    raise InvalidValue(f"the server sent {member.name[:100]!r}, which no backup has; check the URL")
+                _write(tar.extractfile(member), partial / member.name, progress)
+                count += 1
+    except tarfile.TarError as error:
+        raise OffbeatError(f"what the server sent is no whole backup ({error}); try again") from error
+    return count
 
 
 # --- its place -------------------------------------------------------------------------------------------------------
@@ -121,8 +135,8 @@ class _Progress:
         free = shutil.disk_usage(out.parent).free
         if free < size + SPARE:
             raise OffbeatError(
-                f"{out.parent} has {free >> 20:,} MB free, and the backup takes {(size + SPARE) >> 20:,} MB; make room, "
-                "or choose another disk"
+                f"{out.parent} has {free >> 20:,} MB free, and the backup takes {(size + SPARE) >> 20:,} MB; "
+                "make room, or choose another disk"
             )
 
     def __call__(self, count: int) -> None:
@@ -134,7 +148,11 @@ def _copy(source: Path, target: Path, progress: _Progress) -> None:
     if source == target:  # it was copied when it was captured
         sync(target)
         return
-    with source.open("rb") as file:
+    try:
+        file = source.open("rb")
+    except OSError as error:
+        raise OffbeatError(f"cannot read {source}: {error.strerror}; make it readable") from error
+    with file:
         _write(file, target, progress)
 
 

@@ -54,7 +54,7 @@ RESULTS = (SUMMARY, FINAL, NEWEST, BEST, PICTURE, "metrics.csv", "contribution.c
 HELD, HELD_LOCK = ".backup-", "held.lock"
 TRIES = 8
 TRIES_FOR_TWO = 4
-"""Tries with the newest two checkpoints: a backup with both is checked from the older to the newer. Then one will do."""
+"""With the newest two checkpoints: a backup with both is checked from the older to the newer. Then one must do."""
 
 
 class Vanished(Exception):
@@ -85,6 +85,10 @@ class Capture:
             except Vanished as vanished:
                 gone = str(vanished)
                 self.close()
+            except OSError as error:
+                self.close()
+                why = f"cannot hold the files of {self.folder} for a backup: {error.strerror}: {error.filename}"
+                raise OffbeatError(f"{why}; back up as the user whose run it is") from error
             except BaseException:
                 self.close()
                 raise
@@ -209,9 +213,9 @@ class Capture:
     def _names(self, folder: str, ending: str = ".safetensors") -> Iterator[str]:
         """The numbers that files in a folder of the run are called by."""
         with suppress(FileNotFoundError):
-            for name in os.listdir(self.folder / folder):
-                number = name.removesuffix(ending)
-                if number.isdecimal() and name.endswith(ending):
+            for file in (self.folder / folder).iterdir():
+                number = file.name.removesuffix(ending)
+                if number.isdecimal() and file.name.endswith(ending):
                     yield number
 
 

@@ -1,4 +1,4 @@
-"""Owns the first start of a backup: it becomes a run of its own, which no worker of the original takes for the original.
+"""Owns the first start of a backup: it becomes a run of its own, and no worker of the original takes it for that.
 
 Rules kept here:
 - All workers have left: their sessions end, so each must join again and hears the new id; what it holds of the original
