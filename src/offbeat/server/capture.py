@@ -13,9 +13,9 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
-from dataclasses import replace
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -28,9 +28,10 @@ from offbeat.storage.backup_marker import MARKER, BackupMarker, write_marker
 from offbeat.storage.disk import Disk
 from offbeat.storage.head_file import HEAD, HeadFile
 from offbeat.storage.json_file import read_json
-from offbeat.storage.ledger import NO_ROW, Ledger
+from offbeat.storage.ledger import Ledger
 from offbeat.storage.ledger_copy import LedgerSnapshot
 from offbeat.storage.lock import Lock, is_held
+from offbeat.storage.model_file import metadata_of
 from offbeat.storage.rows import as_decision
 from offbeat.storage.run_folder import (
     BEST,
@@ -52,6 +53,8 @@ LASTING = ("run.json", "layout.json", X_0)
 RESULTS = (SUMMARY, FINAL, NEWEST, BEST, PICTURE, "metrics.csv", "contribution.csv")
 """Of a finished run, the summary first."""
 HELD, HELD_LOCK = ".backup-", "held.lock"
+BEGINNING_S = 60.0
+"""A process that has just made such a folder takes its lock much sooner."""
 TRIES = 8
 TRIES_FOR_TWO = 4
 """With the newest two checkpoints: a backup with both is checked from the older to the newer. Then one must do."""
@@ -80,24 +83,31 @@ class Capture:
         forget_held(self.folder)
         gone = ""
         for attempt in range(TRIES):
-            try:
-                self._try(2 if attempt < TRIES_FOR_TWO else 1)
-            except Vanished as vanished:
-                gone = str(vanished)
-                self.close()
-            except OSError as error:
-                self.close()
-                why = f"cannot hold the files of {self.folder} for a backup: {error.strerror}: {error.filename}"
-                raise OffbeatError(f"{why}; back up as the user whose run it is") from error
-            except BaseException:
-                self.close()
-                raise
-            else:
+            with ExitStack() as undo, self._explained():
+                undo.callback(self.close)
+                try:
+                    self._try(2 if attempt < TRIES_FOR_TWO else 1)
+                except Vanished as vanished:
+                    gone = str(vanished)
+                    continue
+                undo.pop_all()
                 return
         raise OffbeatError(
             f"{self.folder / gone} is missing, and was at each of {TRIES} tries; if the run goes on, try again: its "
             "server removes files faster than they can be copied. If it stands still: offbeat verify says what is wrong"
         )
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OffbeatError:
+            raise
+        except OSError as error:
+            why = f"cannot hold the files of {self.folder} for a backup: {error.strerror}: {error.filename}"
+            raise OffbeatError(f"{why}; back up as the user whose run it is") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise OffbeatError(f"{self.folder} is damaged: {error}; offbeat verify says where") from error
 
     def close(self) -> None:
         self._open.close()
@@ -131,7 +141,7 @@ class Capture:
         for name in LASTING:
             if (self.folder / name).is_file():
                 self.files[name] = self.folder / name
-        self._write_facts()
+        self._write_facts(states)
         self.files[SETTINGS] = self.folder / SETTINGS
 
     def _make_place(self) -> None:
@@ -179,20 +189,23 @@ class Capture:
             self._hold(f"{KEPT}/{t}.safetensors")
         self._hold(BEST)
 
-    def _write_facts(self) -> None:
+    def _write_facts(self, marks: Iterable[int]) -> None:
         """What is said of the ledger must be said of the ledger as it is held."""
-        row, head = self.ledger.row, self.ledger.ledger.head_at(NO_ROW)
-        file = HeadFile(self.held, Disk())
-        try:
-            file.note(row, head, _newest_task(self.ledger.ledger))
-        finally:
-            file.close()
-        known = read_json(self.folder / "run.json")["run"] if "run.json" in self.files else ""
+        ledger, row, run = self.ledger.ledger, self.ledger.row, ""
+        if "run.json" in self.files:
+            run = str(read_json(self.files["run.json"])["run"])
+            with closing(HeadFile(self.held, Disk())) as file:
+                file.note(row, ledger.head_at(row), _newest_task(ledger))
+            self.files[HEAD] = self.held / HEAD
+        elif CHECKPOINT in self.files:
+            row = int(metadata_of(self.files[CHECKPOINT])["mark"])  # such a run goes back to it when it goes on
+        else:
+            row = max(marks, default=row if SUMMARY in self.files else 0)
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        self.marker = BackupMarker(known, row, head.hex(), now)
-        self.files |= {HEAD: self.held / HEAD, MARKER: self.held / MARKER}
-        self.marker = replace(self.marker, files=len(self.files) + 2)  # the ledger and the settings
+        count = len(self.files) + len((MARKER, LEDGER, SETTINGS))
+        self.marker = BackupMarker(run, row, ledger.head_at(row).hex(), now, count)
         write_marker(self.held, self.marker, Disk())
+        self.files[MARKER] = self.held / MARKER
 
     # --- files -------------------------------------------------------------------------------------------------------
 
@@ -222,7 +235,8 @@ class Capture:
 def forget_held(folder: Path) -> None:
     """Remove what a process that died was holding for a backup."""
     for held in folder.glob(f"{HELD}*"):
-        if (held / HELD_LOCK).exists() and not is_held(held / HELD_LOCK):
+        locked = held / HELD_LOCK
+        if not is_held(locked) and (locked.exists() or time.time() - held.stat().st_mtime > BEGINNING_S):
             shutil.rmtree(held, ignore_errors=True)
 
 

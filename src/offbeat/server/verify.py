@@ -177,8 +177,11 @@ def sentence(facts: Facts) -> str:
 def _origin(facts: Facts) -> Iterator[str]:
     """Where a run comes from that is a backup, or was one."""
     for fork in facts.get("forks", ()):
-        yield f"This is run {fork['fork']}, forked from a backup of run {fork['run'] or 'none'} at row {fork['row']:,}."
+        yield f"This is run {fork['fork']}, forked from a backup of {_named(fork)} at row {fork['row']:,}."
     backup = facts["backup"]
     if backup is not None:
-        named = f"run {backup['run']}" if backup["run"] else "a run without workers"
-        yield f"A backup of {named} up to row {backup['row']:,}, taken at {backup['at']}."
+        yield f"A backup of {_named(backup)} up to row {backup['row']:,}, taken at {backup['at']}."
+
+
+def _named(origin: Facts) -> str:
+    return f"run {origin['run']}" if origin["run"] else "a run"

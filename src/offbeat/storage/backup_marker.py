@@ -10,6 +10,7 @@ Rules kept here:
 
 import json
 import secrets
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ class BackupMarker:
     run: str
     """The run that was backed up; empty where it has no id, as a simulated one."""
     row: int
-    """The newest row of its ledger then."""
+    """The row of its ledger that the backup goes on from."""
     head: str
     """The head of its ledger's chain at that row."""
     at: str
@@ -99,9 +100,15 @@ def forget_marker(folder: Path, disk: Disk) -> None:
     disk.sync_folder(folder)
 
 
-def fork_without_id(folder: Path, ledger: Ledger, at: float) -> BackupMarker | None:
-    """Record the fork of a run that has no id, one that no worker can mistake; `forget_marker` comes next."""
+def fork_without_id(folder: Path, ledger: Ledger, at: float, keep: Callable[[], None]) -> None:
+    """Fork a backup of a run that has no id, since no worker asks for it: a simulated one, say.
+
+    It goes back to its checkpoint when it goes on, so `keep` makes one that has the row.
+    """
     marker = named_fork(folder, "", Disk())
-    if marker is not None and not is_recorded(marker, ledger):
+    if marker is None:
+        return
+    if not is_recorded(marker, ledger):
         ledger.record_forked(at, marker.fork, marker.run, marker.row, marker.head)
-    return marker
+    keep()
+    forget_marker(folder, Disk())
