@@ -178,7 +178,7 @@ def _origin(facts: Facts) -> Iterator[str]:
     """Where a run comes from that is a backup, or was one."""
     for fork in facts.get("forks", ()):
         yield f"This is run {fork['fork']}, forked from a backup of {_named(fork)} at row {fork['row']:,}."
-    backup = facts["backup"]
+    backup = facts.get("backup")
     if backup is not None:
         yield f"A backup of {_named(backup)} up to row {backup['row']:,}, taken at {backup['at']}."
 
