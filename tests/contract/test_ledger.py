@@ -247,7 +247,7 @@ def test_every_message_has_its_row_and_nothing_else(tmp_path: Path) -> None:
             ledger.record(event, commands)
         found = [{name: value for name, value in row._asdict().items() if value is not None} for row in ledger.rows()]
     assert found == [{"sequence": n, "at": 9.0, **row} for n, row in enumerate(expected, 1)]
-    assert {row["kind"] for row in expected} == set(KINDS) - {"lost", "truncated", "task_accepted"}
+    assert {row["kind"] for row in expected} == set(KINDS) - {"lost", "truncated", "task_accepted", "forked"}
 
 
 def test_what_was_lost_is_recorded(ledger: Ledger) -> None:

@@ -1,6 +1,8 @@
 """The power goes after every single file operation of a scripted run: nothing acknowledged may be missing."""
 
 import hashlib
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -15,11 +17,15 @@ from offbeat.method import Method
 from offbeat.protocol.messages import AnswerPush, Lease, Outcome, SendTask, TaskRequested, WorkerJoined
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
+from offbeat.server.backup import back_up
 from offbeat.server.driver import WorkerCommand
 from offbeat.server.served_run import ServedRun
 from offbeat.server.settings import ServerSettings
+from offbeat.storage.backup_marker import named_fork, read_marker
 from offbeat.storage.disk import Disk
+from offbeat.storage.json_file import read_json
 from offbeat.storage.rows import as_decision
+from offbeat.storage.run_folder import LEDGER
 from offbeat.wire import body_of, header_of
 from tests.contract.forgetful import Forgetful, Image, restore
 
@@ -85,12 +91,12 @@ def ask(run: ServedRun, worker: int) -> None:
     run.driver.tell(lambda at: TaskRequested(at, worker)).result(PATIENCE_S)
 
 
-def script(run: ServedRun, outside: Outside, acknowledged: Callable[[int], None]) -> None:
-    """Workers ask, train, push and ask again until the run is over."""
+def script(run: ServedRun, outside: Outside, acknowledged: Callable[[int], None], until: int = 10**6) -> None:
+    """Workers ask, train, push and ask again until the run is over, or so far."""
     for worker in range(WORKERS):
         run.driver.tell(lambda at, worker=worker: WorkerJoined(at, worker, worker, f"w{worker}")).result(PATIENCE_S)  # type: ignore[misc]
         ask(run, worker)
-    while not run.driver.ask(lambda c: bool(c.end_reason)).result(PATIENCE_S):
+    while not run.driver.ask(lambda c: bool(c.end_reason) or c.applied >= until).result(PATIENCE_S):
         lease = outside.leases.get(timeout=PATIENCE_S)
         if push(run, lease).outcome is Outcome.APPLIED:
             acknowledged(lease.task)
@@ -180,3 +186,63 @@ def test_a_run_goes_on_where_the_power_went(tmp_path: Path) -> None:
         assert again.coordinator.t == 12
         assert again.mixer.x.vector.tobytes() == expected(again).vector.tobytes()
         again.ledger.close()
+
+
+def test_the_power_goes_while_a_backup_becomes_a_run_of_its_own(tmp_path: Path) -> None:
+    """Whenever it goes, the next start ends with one id, one row and no marker."""
+    first, outside = tmp_path / "first", Outside()
+    first.mkdir()
+    ServedRun.begin(first, X_0, method("fedasync"), Disk())
+    write_files(first, {"settings.json": {}, "run.json": {"run": "original"}})
+    run = served(first, "fedasync", Disk(), outside)
+    run.start()
+    script(run, outside, lambda _task: None, until=5)
+    finished(run)
+    run.ledger.close()
+    back_up(first, tmp_path / "out")
+
+    moments: list[Image] = []
+    root = tmp_path / "root"
+    root.mkdir()
+    disk = Forgetful(root, keeps_names=False, moment=moments.append)
+    for file in sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file()):
+        place = root / file.relative_to(tmp_path / "out")
+        disk.make_folder(place.parent)
+        if file.name == LEDGER:
+            shutil.copy(file, place)
+            disk.committed(place)
+        else:
+            disk.write_whole(place, [file.read_bytes()])
+    copied = len(moments)
+    forked = started(root, disk)
+    finished(forked)
+    ids = set[str]()
+    for number, image in enumerate(moments[copied - 1 :]):
+        folder = tmp_path / str(number)
+        restore(image, folder)
+        again = started(folder, Disk())
+        (row,) = again.ledger.rows("forked")
+        detail = json.loads(row.detail or "")
+        assert detail["run"] == "original"
+        assert detail["fork"] == read_json(folder / "run.json")["run"] != "original"
+        assert read_marker(folder) is None
+        assert again.mixer.x.vector.tobytes() == expected(again).vector.tobytes()
+        assert not again.coordinator.leases
+        again.start()
+        finished(again)
+        again.ledger.close()
+        ids.add(detail["fork"])
+    assert len(moments) - copied >= 10
+    assert len(ids) > 1, "before the id was on the disk, another one was made"
+
+
+def write_files(folder: Path, files: dict[str, dict[str, object]]) -> None:
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+
+
+def started(folder: Path, disk: Disk) -> ServedRun:
+    """As a server starts: the id, then the run."""
+    fork = named_fork(folder, read_json(folder / "run.json")["run"], disk)
+    limits = ServerSettings(checkpoint_every=3)
+    return ServedRun(folder, method("fedasync"), limits, Outside(), disk=disk, fork=fork)

@@ -208,7 +208,7 @@ CHANCE = {
     "join": {201, 400, 409, 426},  # likewise; a device beyond those of this run; another protocol
     "pull": {200, 206, 304, 404, 410, 416},
     "pull_of_run": {200, 206, 304, 404, 410, 416},
-    "push": {200, 400, 409, 413, 422},  # whatever the bytes, they are hardly ever a model
+    "push": {200, 400, 404, 409, 413, 422},  # whatever the bytes, they are hardly ever a model; or of another run
     "heartbeat": {200, 410},
 }
 """What may come of a request that the document allows, where that depends on the run."""

@@ -111,6 +111,7 @@ def test_an_update_is_sent_after_the_server_said_that_it_wants_it(finished: Fini
         "Content-Type": "application/octet-stream",
         "Content-Length": str(len(DATA)),
         "Offbeat-Session": "5-secret",
+        "Offbeat-Run": "r1",
         "Offbeat-Digest": "d" * 64,
         "Offbeat-Samples": "100",
         "Offbeat-Gradients": "10",

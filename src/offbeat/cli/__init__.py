@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from offbeat.cli.backing_up import backup
 from offbeat.cli.options import (
     ACCEPT_CHANGED_TASK,
     FILE,
@@ -34,7 +35,7 @@ SECTIONS = {
     "Try it": ("demo", "race"),
     "Simulate": ("simulate", "compare", "reproduce"),
     "Serve": ("serve", "work", "init", "token", "pause", "resume", "readmit"),
-    "Look at runs": ("runs", "status", "ui", "report", "verify", "export", "track"),
+    "Look at runs": ("runs", "status", "ui", "report", "verify", "export", "backup", "track"),
 }
 """All commands, as the help lists them."""
 
@@ -194,5 +195,5 @@ def reproduce(**options: Any) -> None:
     run(**options)
 
 
-for command in (status, runs, ui, report, verify, export, track, pause, resume, readmit, init, token, work):
+for command in (status, runs, ui, report, verify, export, backup, track, pause, resume, readmit, init, token, work):
     main.add_command(command)

@@ -40,6 +40,15 @@ def bar_of_runs(name: str, *, transient: bool = False) -> Iterator[Callable[[flo
 
 
 @contextmanager
+def bar_of_bytes(name: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for a copy; call what it gives with how many bytes are done, and of how many."""
+    with _bar(name, transient=True) as update:
+        yield lambda done, size: update(
+            completed=done, total=size, news=f"{done >> 20:,} of {size >> 20:,} MB" if done < size else "verifying"
+        )
+
+
+@contextmanager
 def bar_of_run(name: str) -> Iterator[Callable[["Simulation"], None]]:
     """A bar for one run: epochs, metric, staleness, epochs per second; call what it gives as the run goes on."""
     with _bar(f"{name:<9}", total=1) as update:

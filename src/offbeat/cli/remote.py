@@ -9,9 +9,11 @@ from offbeat.errors import InvalidValue
 from offbeat.storage.json_file import read_json
 from offbeat.worker.api_answers import RequestRefused, Unreachable
 from offbeat.worker.http_client import PIECE, HttpClient
-from offbeat.worker.settings import Address, trusted
+from offbeat.worker.settings import Address, Timeouts, trusted
 
 WHERE = "server.json"
+BACKUP_S = 600.0
+"""For the first byte of a backup: the server copies its ledger first."""
 
 
 def is_url(source: str) -> bool:
@@ -51,10 +53,41 @@ def download_model(url: str, epoch: str, token: str | None, ca: Path | None) -> 
 
 
 @contextmanager
-def _client(url: str, token: str | None, ca: Path | None) -> Iterator[HttpClient]:
+def backup_stream(url: str, token: str | None, ca: Path | None) -> Iterator[tuple["BodyReader", int]]:
+    """A backup of the run of a server, to be read, and how many bytes it has."""
+    with _client(url, token, ca, Timeouts(answer_s=BACKUP_S)) as client:
+        try:
+            _, headers = client.open("/v1/backup")
+        except RequestRefused as refused:
+            if refused.status == 404:
+                raise InvalidValue(f"the server at {url} cannot give out backups; upgrade it") from refused
+            raise
+        if headers.get("content-type") != "application/x-tar":
+            raise Unreachable(f"{url} answers, but not as an Offbeat server does; check the URL")
+        yield BodyReader(client), int(headers.get("content-length", 0))
+
+
+class BodyReader:
+    """The body of an answer as a file to read from."""
+
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
+
+    def read(self, size: int) -> bytes:
+        piece = memoryview(bytearray(size))
+        return bytes(piece[: self._client.readinto(piece)])
+
+
+@contextmanager
+def _client(
+    url: str,
+    token: str | None,
+    ca: Path | None,
+    timeouts: Timeouts = Timeouts(),  # noqa: B008 (a frozen value)
+) -> Iterator[HttpClient]:
     address = Address.of(url)
     if token and not (address.tls or address.loopback):
         raise InvalidValue(f"{url} would get the token in the clear; use https://")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    with closing(HttpClient(address, headers, trusted(ca) if address.tls else None)) as client:
+    with closing(HttpClient(address, headers, trusted(ca) if address.tls else None, timeouts)) as client:
         yield client

@@ -28,6 +28,7 @@ from offbeat.protocol import messages
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.snapshot import snapshot
 from offbeat.server.driver import Clock
+from offbeat.storage.backup_marker import fork_without_id
 from offbeat.storage.checkpoints import Checkpoint, Checkpoints
 from offbeat.storage.disk import Disk
 from offbeat.storage.ledger import Ledger
@@ -79,6 +80,7 @@ class FlowerRun:
         self.clock = clock_from(self.coordinator.at)
         if found:
             self._take_up()
+        fork_without_id(folder.path, self.ledger, self.coordinator.at, self.checkpoint)
 
     # --- beginning and resuming --------------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ class Right(StrEnum):
     WATCH = "watch"
     """Read status, workers, events and metrics."""
     MANAGE = "manage"
-    """Step in: quarantine a worker, or lift a quarantine."""
+    """Step in: quarantine a worker, lift a quarantine, pause; and take the whole run away as a backup."""
 
 
 class Role(StrEnum):

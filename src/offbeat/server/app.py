@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
 
 from offbeat.errors import InvalidValue
-from offbeat.server import calls, claims, pulls, pushes, trouble_watch, uploads, views
+from offbeat.server import backup_stream, calls, claims, pulls, pushes, trouble_watch, uploads, views
 from offbeat.server.access import Right, bearer
 from offbeat.server.context import CONTEXT, JSON_BYTES_MAX, PROTOCOL, TOKEN, ServerContext, context_of, counted, hello
 from offbeat.server.descriptors import is_known, refusal_of
@@ -46,6 +46,7 @@ ROUTES = (
     ApiRoute("POST", "/v1/workers/{worker}/readmit", calls.readmit, Right.MANAGE),
     ApiRoute("POST", "/v1/pause", calls.pause, Right.MANAGE),
     ApiRoute("POST", "/v1/resume", calls.resume, Right.MANAGE),
+    ApiRoute("GET", "/v1/backup", backup_stream.send_backup, Right.MANAGE),
     ApiRoute("GET", "/v1/models/{t}", pulls.pull, Right.MODELS),
     ApiRoute("GET", "/v1/runs/{run}/models/{t}", pulls.pull_of_run, Right.MODELS),
     ApiRoute("GET", "/v1/allowed/models", pulls.allowed, Right.MODELS),

@@ -71,6 +71,7 @@ class ServerContext:
         self.listeners = Places("listeners to events", limits.listeners_max, limits.listeners_share)
         self.forwarded = Places("requests under way", limits.connections_max, limits.connections_share)
         """Requests that a proxy forwards, by the client that they come from."""
+        self.backing_up = asyncio.Lock()
 
     async def tell(self, happened: Happened) -> list[Command]:
         """Tell the driver what happened; answered when it is on the disk."""

@@ -27,8 +27,10 @@ from offbeat.hosting.task_process import TaskProcess
 from offbeat.method import Method, as_begun, ends_of, method_of
 from offbeat.protocol.ends import Ends
 from offbeat.protocol.plan import Plan, Target
+from offbeat.server.capture import forget_held
 from offbeat.server.served_run import ServedRun
 from offbeat.settings import Settings
+from offbeat.storage.backup_marker import BackupMarker, named_fork
 from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import Ledger
@@ -56,6 +58,8 @@ class Begun:
     task: TaskNames
     ends: Ends
     """What the run is to end with; the method has what it began with."""
+    fork: BackupMarker | None = None
+    """The backup that is started here for the first time, as a run of its own."""
 
 
 def begin(
@@ -83,7 +87,9 @@ def begin(
         facts = read_json(path / RUN)
         about = TaskDescription(**{**facts["about"], "metrics": tuple(facts["about"]["metrics"])})
         method = served_method(settings, about, facts.get("silent_s"))
-        return Begun(folder, facts["run"], about, method, names, ends)
+        forget_held(path)
+        fork = named_fork(path, facts["run"], Disk())
+        return Begun(folder, fork.fork if fork else facts["run"], about, method, names, ends, fork)
     except BaseException:
         folder.close()
         raise

@@ -104,7 +104,9 @@ async def _taken_in(request: web.Request, context: ServerContext, head: Head, le
 
 def _head(request: web.Request, context: ServerContext) -> Head:
     session, task = session_of(request), number_in_path(request, "task")
-    length = request.content_length
+    theirs, length = request.headers.get("Offbeat-Run", context.run_id), request.content_length
+    if theirs != context.run_id:
+        raise Refusal("unknown_task", f"the task is of run {theirs[:40]!r}, and run {context.run_id} is served here")
     if length is None:
         raise Refusal("length_required", "an update must say its length")
     if request.content_type != "application/octet-stream":

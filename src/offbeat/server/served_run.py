@@ -31,6 +31,7 @@ from offbeat.protocol.messages import AnswerPush, Command, Lease, Outcome, Serve
 from offbeat.protocol.snapshot import snapshot
 from offbeat.server.checkpointing import ROOM, Checkpointer, applied_of
 from offbeat.server.driver import Driver, Outside
+from offbeat.server.forking import settle_fork
 from offbeat.server.kept_versions import KeptVersions
 from offbeat.server.mixer import Mixed, Mixer
 from offbeat.server.open_troubles import VERSIONS, OpenTroubles
@@ -38,6 +39,7 @@ from offbeat.server.recovery import Redo, recover
 from offbeat.server.settings import ServerSettings
 from offbeat.server.update_store import NO_LIMIT, UpdateStore
 from offbeat.server.version_store import VersionGone, VersionStore
+from offbeat.storage.backup_marker import BackupMarker
 from offbeat.storage.checkpoints import Checkpoint, Checkpoints
 from offbeat.storage.disk import Disk
 from offbeat.storage.head_file import HeadFile, read_head
@@ -71,8 +73,12 @@ class ServedRun:
         drop_damaged: bool = False,
         accept_loss: bool = False,
         troubles: OpenTroubles | None = None,
+        fork: BackupMarker | None = None,
     ) -> None:
-        """Go on with the run in this folder, which `begin` made; nothing moves before `start`."""
+        """Go on with the run in this folder, which `begin` made; nothing moves before `start`.
+
+        `fork` where it is a backup that goes on as a run of its own.
+        """
         self.disk, observers = disk or Disk(), observers or Observers()
         self.troubles = troubles or OpenTroubles()
         self.layout = layout_from(json.loads((folder / "layout.json").read_bytes()))
@@ -90,6 +96,7 @@ class ServedRun:
         self.updater.warm()
         self._stopping = threading.Event()
         self._head_file: HeadFile | None = None
+        self._fork = fork
         redo = partial(recover, told=read_head(folder), drop_damaged=drop_damaged, accept_loss=accept_loss)
         self._recover(folder, method, limits, outside, observers, redo)
 
@@ -132,6 +139,8 @@ class ServedRun:
         found = redo(checkpoints, self.ledger, self.updates, method, mixer_of)
         self.coordinator, self.mixer, self._waiting = found.coordinator, found.mixer, found.waiting
         self._head_file = HeadFile(folder, self.disk)
+        if self._fork is not None:
+            settle_fork(folder, self._fork, self.coordinator, self.ledger, self.disk)
         self.updates.tidy({d.lease.task for d in applied_of(self.ledger, self.updates.tasks())})
         self.versions.add(self.coordinator.t, self.mixer.x)
         self.kept = KeptVersions(folder, self.layout, self.disk)

@@ -23,7 +23,6 @@ from offbeat.errors import OffbeatError
 from offbeat.hosting.task_identity import identity
 from offbeat.hosting.task_process import TaskProcess
 from offbeat.protocol.ends import Ends
-from offbeat.protocol.messages import WorkerDeclared, WorkerJoined, WorkerLeft
 from offbeat.server.access import TOKENS, TokenBook
 from offbeat.server.app import make_app
 from offbeat.server.certificates import names_of, server_context
@@ -43,13 +42,12 @@ from offbeat.server.open_troubles import EVALUATION, KEEPING, RESULTS
 from offbeat.server.own_names import OwnNames
 from offbeat.server.run_results import write_results
 from offbeat.server.served_run import Observers, ServedRun
-from offbeat.server.sessions import WorkerSessions
+from offbeat.server.sessions import WorkerSessions, history_in
 from offbeat.server.settings import AccessSettings, ServerSettings
 from offbeat.server.trouble_watch import watch
 from offbeat.settings import Settings
 from offbeat.storage.disk import Disk
 from offbeat.storage.ledger import Observer
-from offbeat.storage.rows import as_event
 from offbeat.storage.run_folder import LEDGER
 
 HEARD_AGAIN_S = 0.2
@@ -123,7 +121,7 @@ class Server:
             self.process.remember(replace(self.begun.about, identity=identity(options.task)), self.run.layout)
             self.long_poll = LongPoll(loop, self.run.driver)
             self.context = ServerContext(
-                *(self.run, self.begun, self.long_poll, WorkerSessions(self._history())),
+                *(self.run, self.begun, self.long_poll, WorkerSessions(history_in(self.run.ledger))),
                 *(self.tokens, metrics, options.limits, options.settings),
             )
             self._parts = undo.pop_all()
@@ -139,6 +137,7 @@ class Server:
             observers=Observers(on_written, on_pass=metrics.mixed, on_synced=metrics.synced),
             drop_damaged=self.options.drop_damaged,
             accept_loss=self.options.accept_loss,
+            fork=self.begun.fork,
         )
 
     def _accept_task(self) -> None:
@@ -148,11 +147,6 @@ class Server:
             log.warning("from epoch %s on the run has a changed task: %s, not %s", c.t, task.now, task.recorded)
             self.run.ledger.record_task_accepted(c.at, c.t, task.now)
             self.run.ledger.flush()
-
-    def _history(self) -> list[WorkerJoined | WorkerDeclared | WorkerLeft]:
-        rows = [row for kind in ("joined", "declared", "left") for row in self.run.ledger.rows(kind)]
-        events = map(as_event, sorted(rows, key=lambda row: row.sequence))
-        return [event for event in events if isinstance(event, WorkerJoined | WorkerDeclared | WorkerLeft)]
 
     # --- open --------------------------------------------------------------------------------------------------------
 

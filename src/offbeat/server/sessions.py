@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from offbeat.protocol.messages import WorkerDeclared, WorkerJoined, WorkerLeft
 from offbeat.server.access import digest_of
+from offbeat.storage.ledger import Ledger
+from offbeat.storage.rows import as_event
 
 SECRET_BYTES = 24
 
@@ -117,6 +119,13 @@ class WorkerSessions:
         plain = number.isascii() and number.isdecimal() and len(number) < SECRET_BYTES
         session = self._of.get(int(number)) if plain else None
         return session if session is not None and session.digest else None
+
+
+def history_in(ledger: Ledger) -> list[WorkerJoined | WorkerDeclared | WorkerLeft]:
+    """What the ledger remembers of workers, in its order."""
+    rows = [row for kind in ("joined", "declared", "left") for row in ledger.rows(kind)]
+    events = map(as_event, sorted(rows, key=lambda row: row.sequence))
+    return [event for event in events if isinstance(event, WorkerJoined | WorkerDeclared | WorkerLeft)]
 
 
 def new_secret(worker: int) -> str:

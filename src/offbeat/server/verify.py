@@ -8,6 +8,7 @@ Rules kept here:
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -15,6 +16,7 @@ from offbeat.errors import InvalidValue
 from offbeat.server.journal_check import missing_in
 from offbeat.server.replay import Replay, reached, sha256, start_of
 from offbeat.server.update_store import NO_LIMIT
+from offbeat.storage.backup_marker import MARKER, forks_in, read_marker
 from offbeat.storage.chain_check import check_chain
 from offbeat.storage.checkpoints import checkpoint_heads
 from offbeat.storage.head_file import HEAD, read_head
@@ -29,7 +31,11 @@ Facts = dict[str, Any]
 def verify(folder: Path, journal: Path | None = None) -> Facts:
     """Check the chain, replay from as far back as updates are kept, and compare with what is there, bit for bit."""
     RunFolder.open(folder)
-    parts = [_chain(folder), _replayed(folder) if (folder / "layout.json").is_file() else _simulated(folder)]
+    parts = [
+        _chain(folder),
+        _backup(folder),
+        _replayed(folder) if (folder / "layout.json").is_file() else _simulated(folder),
+    ]
     if journal is not None:
         parts.append(_journal(folder, journal))
     wrong = [sentence for part in parts for sentence in part.pop("wrong")]
@@ -44,10 +50,15 @@ def _chain(folder: Path) -> Facts:
             return {"decisions": ledger.count("decided"), "chain": "none", "wrong": []}
         check = check_chain(ledger)
         losses = [json.loads(row.detail or "{}")["what"] for row in ledger.rows("loss_accepted")]
-        facts = {"decisions": check.decisions, "head": check.head.hex(), "losses": losses}
+        facts = {"decisions": check.decisions, "head": check.head.hex(), "losses": losses, "forks": forks_in(ledger)}
         if check.broken is not None:
             return facts | {"chain": "broken", "broken": str(check.broken), "wrong": [f"the chain: {check.broken}"]}
         return facts | {"chain": "whole", "wrong": list(_unknown_heads(folder, ledger))}
+
+
+def _backup(folder: Path) -> Facts:
+    marker = read_marker(folder)
+    return {"backup": None if marker is None else asdict(marker), "wrong": []}
 
 
 def _unknown_heads(folder: Path, ledger: Ledger) -> Iterator[str]:
@@ -57,6 +68,12 @@ def _unknown_heads(folder: Path, ledger: Ledger) -> Iterator[str]:
         yield f"{folder / HEAD} is damaged; the next start of the server writes it anew"
     if told is not None and ledger.head_at(told.row) != told.head:
         yield f"the ledger had another head at row {told.row}: rows at its end are missing"
+    for fork in forks_in(ledger):
+        if ledger.head_at(fork["row"]).hex() != fork["head"]:
+            yield f"the run was forked at row {fork['row']} of a ledger with other rows"
+    marker = read_marker(folder)
+    if marker is not None and ledger.head_at(marker.row).hex() != marker.head:
+        yield f"{folder / MARKER} is of a ledger with other rows: some up to row {marker.row} are missing"
     for mark, head in checkpoint_heads(folder / "checkpoints"):
         if head and ledger.head_at(mark).hex() != head:
             yield f"checkpoint {mark} is of a ledger with other rows"
@@ -153,5 +170,18 @@ def sentence(facts: Facts) -> str:
     else:
         said += f"; no update is kept to replay: the model is that of the checkpoint at epoch {facts['from']}"
     said += f"; {facts['journal']:,} acknowledgements of the journal looked up" if "journal" in facts else ""
-    lines = [f"{said}.", *(f"WRONG: {wrong}." for wrong in facts["wrong"])]
+    lines = [f"{said}.", *_origin(facts), *(f"WRONG: {wrong}." for wrong in facts["wrong"])]
     return "\n".join([*lines, *(f"A loss was accepted: {what}." for what in facts.get("losses", ()))])
+
+
+def _origin(facts: Facts) -> Iterator[str]:
+    """Where a run comes from that is a backup, or was one."""
+    for fork in facts.get("forks", ()):
+        yield f"This is run {fork['fork']}, forked from a backup of {_named(fork)} at row {fork['row']:,}."
+    backup = facts.get("backup")
+    if backup is not None:
+        yield f"A backup of {_named(backup)} up to row {backup['row']:,}, taken at {backup['at']}."
+
+
+def _named(origin: Facts) -> str:
+    return f"run {origin['run']}" if origin["run"] else "a run"

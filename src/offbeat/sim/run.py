@@ -34,14 +34,9 @@ from offbeat.sim.curve import CONTRIBUTION, CURVE, CurvePoint, CurveRecorder, wr
 from offbeat.sim.engine import Engine
 from offbeat.sim.event_sources import source_of, window_of
 from offbeat.sim.executors import Executor, Pending
-from offbeat.sim.extending import (
-    END_BYTES_MAX,
-    extensions_in,
-    is_extension,
-    refuse_without_checkpoint,
-    settings_begun,
-)
+from offbeat.sim.extending import END_BYTES_MAX, extensions_in, is_extension, refuse_without_checkpoint, settings_begun
 from offbeat.sim.plane import Plane, Replayed
+from offbeat.storage.backup_marker import fork_without_id
 from offbeat.storage.model_file import load_models, save_models
 from offbeat.storage.rows import as_arrival
 from offbeat.storage.run_folder import RunFolder
@@ -247,6 +242,8 @@ class Simulation:
             self._accept_task()
             if asked != Ends.of(self.coordinator.plan):
                 self._extend(asked)
+            if self.folder and self.ledger:
+                fork_without_id(self.folder.path, self.ledger, self.coordinator.at, self.checkpoint)
         except BaseException:
             self.close()
             raise

@@ -32,6 +32,7 @@ from offbeat.storage.rows import (
     as_decision,
     as_evaluation,
     every_row,
+    forked_row,
     lasting_rows,
     lasting_rows_and_mixings,
     lost_row,
@@ -175,6 +176,10 @@ class Ledger:
     def record_task_accepted(self, at: float, t: int, task: str) -> None:
         """The task has changed, and the operator has decided to go on with it."""
         self._waiting.append(task_accepted_row(at, t, task))
+
+    def record_forked(self, at: float, fork: str, run: str, row: int, head: str) -> None:
+        """This ledger is that of a backup, and goes on as the run `fork`."""
+        self._waiting.append(forked_row(at, fork, run, row, head))
 
     def flush(self) -> None:
         """Write what waits, in one transaction."""

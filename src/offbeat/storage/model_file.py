@@ -58,6 +58,15 @@ def load_models(path: Path, layout: Layout) -> tuple[dict[str, Model], Metadata]
     return {name: _packed(path, layout, inner) for name, inner in groups.items()}, metadata
 
 
+def metadata_of(path: Path) -> Metadata:
+    """The metadata alone; the arrays are not read."""
+    try:
+        with safe_open(path, framework="np") as file:
+            return dict(file.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise InvalidValue(f"{path} is damaged or not a safetensors file ({error}); restore it from a copy") from error
+
+
 def _by_model(path: Path, arrays: dict[str, Array], metadata: Metadata) -> dict[str, dict[str, Array]]:
     try:
         groups: dict[str, dict[str, Array]] = {name: {} for name in json.loads(metadata["models"])}

@@ -62,7 +62,7 @@ KINDS = (
     *("fleet_joined", "joined", "left", "returned", "requested", "request_ended", "heartbeat", "arrived", "mixed"),
     *("published", "restarted", "run_paused", "run_resumed", "bad_update", "barred", "quarantined", "readmitted"),
     *("lost", "evaluated", "time_passed", "leased", "released", "decided", "busy", "unknown", "not_yours", "repeated"),
-    *("heard_again", "declared", "task_accepted", "finished", "extended", "truncated", "loss_accepted"),
+    *("heard_again", "declared", "task_accepted", "finished", "extended", "truncated", "loss_accepted", "forked"),
     "group_closed",
 )
 
@@ -143,6 +143,7 @@ _TASK_ACCEPTED = _shape("task_accepted", "at t detail")
 _FINISHED = _shape("finished", "at detail")
 _GROUP_CLOSED = _shape("group_closed", "at t")
 _TRUNCATED = _shape("truncated", "at detail")
+_FORKED = _shape("forked", "at detail")
 _ANSWERED = {
     Outcome.BUSY.value: _shape("busy", "at task worker outcome"),
     Outcome.UNKNOWN_TASK.value: _shape("unknown", "at task worker outcome"),
@@ -233,6 +234,11 @@ def lost_row(at: float, task: int, decision: int) -> NewRow:
 def truncated_row(at: float, rows: int, head: str) -> NewRow:
     """A run went back to its checkpoint: so many rows after it are gone, the last of which had this head."""
     return NewRow(_TRUNCATED, (at, _detail(rows=rows, head=head)))
+
+
+def forked_row(at: float, fork: str, run: str, row: int, head: str) -> NewRow:
+    """A backup goes on as the run `fork`: it is of `run`, whose ledger had this head at this row."""
+    return NewRow(_FORKED, (at, _detail(fork=fork, run=run, row=row, head=head)))
 
 
 def task_accepted_row(at: float, t: int, task: str) -> NewRow:

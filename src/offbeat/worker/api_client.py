@@ -200,6 +200,7 @@ class ApiClient:
         metrics = json.dumps(dict(finished.metrics))
         headers = {
             **self._session(),
+            "Offbeat-Run": finished.run,
             "Offbeat-Digest": finished.digest,
             "Offbeat-Samples": str(finished.samples),
             "Offbeat-Gradients": str(finished.gradients),
