@@ -23,7 +23,6 @@ from offbeat.errors import OffbeatError
 from offbeat.hosting.task_identity import identity
 from offbeat.hosting.task_process import TaskProcess
 from offbeat.protocol.ends import Ends
-from offbeat.protocol.messages import WorkerDeclared, WorkerJoined, WorkerLeft
 from offbeat.server.access import TOKENS, TokenBook
 from offbeat.server.app import make_app
 from offbeat.server.certificates import names_of, server_context
@@ -42,6 +41,7 @@ from offbeat.server.metrics import Metrics, Timed
 from offbeat.server.open_troubles import EVALUATION, KEEPING, RESULTS
 from offbeat.server.own_names import OwnNames
 from offbeat.server.run_results import write_results
+from offbeat.server.served_fold import ServedFold
 from offbeat.server.served_run import Observers, ServedRun
 from offbeat.server.sessions import WorkerSessions
 from offbeat.server.settings import AccessSettings, ServerSettings
@@ -49,8 +49,6 @@ from offbeat.server.trouble_watch import watch
 from offbeat.settings import Settings
 from offbeat.storage.disk import Disk
 from offbeat.storage.ledger import Observer
-from offbeat.storage.rows import as_event
-from offbeat.storage.run_folder import LEDGER
 
 HEARD_AGAIN_S = 0.2
 CLOSE_S = 2.0
@@ -114,8 +112,9 @@ class Server:
                 event_log = EventLog.open(options.log_events, run=self.begun.run_id)
                 undo.callback(event_log.close)
                 observers.append(event_log.written)
-            metrics = Metrics(options.folder / LEDGER)
-            self.run = self._run(metrics, observers)
+            fold = ServedFold()
+            metrics = Metrics(fold)
+            self.run = self._run(fold, metrics, observers)
             self._accept_task()
             self.extension = extension_of(self.run.coordinator, self.begun, options.settings)
             """Where the run goes on to another end than before: what that means, in words."""
@@ -123,7 +122,7 @@ class Server:
             self.process.remember(replace(self.begun.about, identity=identity(options.task)), self.run.layout)
             self.long_poll = LongPoll(loop, self.run.driver)
             self.context = ServerContext(
-                *(self.run, self.begun, self.long_poll, WorkerSessions(self._history())),
+                *(self.run, self.begun, self.long_poll, WorkerSessions(fold.workers.state())),
                 *(self.tokens, metrics, options.limits, options.settings),
             )
             self._parts = undo.pop_all()
@@ -132,11 +131,12 @@ class Server:
         self._parts.callback(self.context.disk_pool.shutdown)
         self._parts.callback(self.run.stop)
 
-    def _run(self, metrics: Metrics, observers: Sequence[Observer]) -> ServedRun:
+    def _run(self, fold: ServedFold, metrics: Metrics, observers: Sequence[Observer]) -> ServedRun:
         on_written = (metrics.written, *observers, self._committed)
         return ServedRun(
             *(self.options.folder, self.begun.method, self.options.limits, self),
             observers=Observers(on_written, on_pass=metrics.mixed, on_synced=metrics.synced),
+            fold=fold,
             drop_damaged=self.options.drop_damaged,
             accept_loss=self.options.accept_loss,
         )
@@ -148,11 +148,6 @@ class Server:
             log.warning("from epoch %s on the run has a changed task: %s, not %s", c.t, task.now, task.recorded)
             self.run.ledger.record_task_accepted(c.at, c.t, task.now)
             self.run.ledger.flush()
-
-    def _history(self) -> list[WorkerJoined | WorkerDeclared | WorkerLeft]:
-        rows = [row for kind in ("joined", "declared", "left") for row in self.run.ledger.rows(kind)]
-        events = map(as_event, sorted(rows, key=lambda row: row.sequence))
-        return [event for event in events if isinstance(event, WorkerJoined | WorkerDeclared | WorkerLeft)]
 
     # --- open --------------------------------------------------------------------------------------------------------
 

@@ -173,7 +173,7 @@ class FleetFold:
     # --- workers -----------------------------------------------------------------------------------------------------
 
     def _workers(self, rows: Rows) -> None:
-        for sequence, at, kind, number, device, text in rows:
+        for sequence, at, kind, number, device, text, _ in rows:
             detail = json.loads(text) if text else {}
             if kind == "fleet_joined":
                 self._fleet_joined(sequence, at, **detail)

@@ -60,7 +60,7 @@ def _feed(kinds: str, columns: str, latest_per: str = "") -> Feed:
 FEEDS = {
     "workers": _feed(
         "fleet_joined joined declared left returned bad_update quarantined readmitted busy unknown not_yours repeated",
-        "sequence at kind worker device detail",
+        "sequence at kind worker device detail samples",
     ),
     "leased": _feed("leased", "sequence at task worker device"),
     "released": _feed("released heard_again", "at task worker granted_at deadline detail kind"),
@@ -256,7 +256,7 @@ def counted_staleness(staleness: int) -> int:
     """
     if staleness < _EXACT_BELOW:
         return staleness
-    unit = 10 ** (len(str(staleness)) - STALENESS_DIGITS)
+    unit = int(10 ** (len(str(staleness)) - STALENESS_DIGITS))
     return staleness // unit * unit
 
 
