@@ -248,7 +248,7 @@ class Coordinator:
         answer = self.judge.known_answer(event) or self._judged(event)
         self._commands.append(answer)
         if answer.decision and not answer.repeated:
-            self.judge.remember(answer)
+            self.judge.answers.remember(answer)
             why = self.judge.misconduct(event, answer.outcome)
             if why:
                 self._misbehaved(event.worker, why)

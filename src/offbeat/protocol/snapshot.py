@@ -5,7 +5,6 @@ Rules kept here:
 - It is plain JSON: lists, names, numbers; no code in it.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from math import inf, isinf
 from typing import Any
@@ -79,9 +78,8 @@ def restored(
     _restore_end(c, state)
     c.book.restore(state["book"], _lease)
     known = map(_again, decided) if state["answers"] is None else map(_answer, state["answers"])
-    c.judge.answers = OrderedDict((answer.task, answer) for answer in known)
-    while len(c.judge.answers) > plan.answers_kept:
-        c.judge.answers.popitem(last=False)
+    for answer in known:
+        c.judge.answers.remember(answer)
     c.idle.restore(state["idle"])
     c.contribution.restore(state["contribution"])
     c.evaluations = [Evaluated(at, t, metrics) for at, t, metrics in state["evaluations"]]
