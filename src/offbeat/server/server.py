@@ -116,7 +116,7 @@ class Server:
             metrics = Metrics(fold)
             self.run = self._run(fold, metrics, observers)
             self._accept_task()
-            self.extension = extension_of(self.run.coordinator, self.begun, options.settings)
+            self.extension = extension_of(self.run.coordinator, self.run.ledger, self.begun, options.settings)
             """Where the run goes on to another end than before: what that means, in words."""
             self.keeper = VersionKeeper(self.run, self._note_keeping)
             self.process.remember(replace(self.begun.about, identity=identity(options.task)), self.run.layout)
