@@ -312,7 +312,7 @@ class Watched:
             c.judge.memory,
             list(c.judge.accepted),
         )
-        return (*counts, dict(c.contribution.mass), c.contribution.surviving(), c.judge.answers.copy())
+        return (*counts, dict(c.contribution.mass), c.contribution.surviving(), dict(c.judge.answers))
 
     def note(self, event: Event) -> None:  # noqa: C901 (one per kind)
         """What an event says by itself."""

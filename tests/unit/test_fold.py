@@ -1,5 +1,6 @@
 """The one fold against a plain recount of all rows; the same rows at once, in pieces, and straight from the writer."""
 
+import json
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.storage import fold as folding
+from offbeat.storage import version_fold
 from offbeat.storage.fleet_fold import FleetFold
 from offbeat.storage.fold import COUNTED, RunFold, VersionUpdates
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import NewRow, Row
+from offbeat.storage.version_fold import VersionFold
 from tests.simulation import faults
 
 SEEDS = range(12)
@@ -59,14 +62,15 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Rec
 def folded(recorded: Recorded, cuts: list[int]) -> dict[str, Any]:
     """The state of a fold that read the ledger up to each cut in turn."""
     fleet = FleetFold(verbose=recorded.ledger.verbose)
-    fold, after = RunFold(fleet), 0
+    versions, after = VersionFold(), 0
+    fold = RunFold(fleet, versions)
     for until in [*cuts, recorded.ledger.newest()]:
         fold.read(recorded.ledger.select, after, until)
         after = until
-    return state_of(fold, fleet)
+    return state_of(fold, fleet, versions)
 
 
-def state_of(fold: RunFold, fleet: FleetFold) -> dict[str, Any]:
+def state_of(fold: RunFold, fleet: FleetFold, versions: VersionFold) -> dict[str, Any]:
     """All that is counted, but for the order of tasks that ended within one piece."""
     of_fold = {name: value for name, value in vars(fold).items() if name not in ("_takers", "_settle")}
     of_fleet = {name: value for name, value in vars(fleet).items() if name not in ("_version", "workers", "open")}
@@ -74,13 +78,14 @@ def state_of(fold: RunFold, fleet: FleetFold) -> dict[str, Any]:
         of_fleet[name] = array("d", sorted(of_fleet[name]))
     of_fleet["recent"] = sorted(of_fleet["recent"], key=repr)
     workers = {number: asdict(worker) for number, worker in fleet.workers.items()}
-    return of_fold | of_fleet | {"workers": workers, "open": {task: held[1] for task, held in fleet.open.items()}}
+    open_ = {task: held[1] for task, held in fleet.open.items()}
+    return of_fold | vars(versions) | of_fleet | {"workers": workers, "open": open_}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_totals_are_those_of_a_plain_recount(recorded: dict[int, Recorded], seed: int) -> None:
-    rows = recorded[seed].rows
-    fold = RunFold()
+    rows, versions = recorded[seed].rows, VersionFold()
+    fold = RunFold(versions)
     fold.read(recorded[seed].ledger.select, 0, rows[-1].sequence)
     decided = [row for row in rows if row.kind == "decided"]
     applied = [row for row in decided if row.keep is not None]
@@ -90,14 +95,15 @@ def test_totals_are_those_of_a_plain_recount(recorded: dict[int, Recorded], seed
     assert fold.staleness == Counter(row.staleness for row in applied)
     assert fold.staleness_largest == max((row.staleness or 0 for row in applied), default=0)
     assert fold.staleness_mean == sum(row.staleness or 0 for row in applied) / max(1, len(applied))
-    assert fold.weights == Counter((row.staleness, row.new) for row in applied)
+    assert versions.weights == Counter((row.staleness, row.new) for row in applied)
     assert fold.rejected() == Counter(row.outcome for row in decided if row.keep is None)
     assert fold.duplicates == sum(row.kind == "repeated" for row in rows)
-    assert [(one.t, one.at, one.detail) for one in fold.evaluations] == [
+    assert [(one.t, one.at, one.detail) for one in versions.evaluations] == [
         (row.t, row.at, row.detail) for row in rows if row.kind == "evaluated"
     ]
-    assert list(fold.gradients_of) == [_gradients(applied, t) for t in range(len(fold.gradients_of))]
-    assert [fold.mixed_at(t) for t in range(1, fold.t + 1)] == [_published(rows, t) for t in range(1, fold.t + 1)]
+    assert list(versions.gradients_of) == [_gradients(applied, t) for t in range(len(versions.gradients_of))]
+    assert fold.gradients == versions.gradients_of[-1]
+    assert [versions.mixed_at(t) for t in range(1, fold.t + 1)] == [_published(rows, t) for t in range(1, fold.t + 1)]
 
 
 def _gradients(applied: list[Row], t: int) -> int:
@@ -126,11 +132,11 @@ def test_a_cut_after_any_row_counts_the_same(recorded: dict[int, Recorded]) -> N
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rows_from_the_writer_count_like_rows_read_back(recorded: dict[int, Recorded], seed: int) -> None:
-    fleet = FleetFold(verbose=recorded[seed].ledger.verbose)
-    fold = RunFold(fleet)
+    fleet, versions = FleetFold(verbose=recorded[seed].ledger.verbose), VersionFold()
+    fold = RunFold(fleet, versions)
     for rows, last in recorded[seed].pieces:
         fold.take(rows, last)
-    assert state_of(fold, fleet) == folded(recorded[seed], [])
+    assert state_of(fold, fleet, versions) == folded(recorded[seed], [])
 
 
 @pytest.mark.parametrize("seed", SEEDS[:4])
@@ -142,12 +148,40 @@ def test_a_long_ledger_is_read_span_by_span(
     assert folded(recorded[seed], []) == whole
 
 
-def test_many_different_weights_are_rounded(recorded: dict[int, Recorded], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folding, "WEIGHTS_MAX", 3)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_fold_goes_on_from_its_state_after_any_row(recorded: dict[int, Recorded], seed: int) -> None:
+    ledger, newest = recorded[seed].ledger, recorded[seed].ledger.newest()
+    whole = RunFold.of(ledger).state()
+    for cut in range(0, newest, 1 + newest // 60):
+        before, after = RunFold(), RunFold()
+        before.read(ledger.select, 0, cut)
+        after.restore(json.loads(json.dumps(before.state())))
+        after.read(ledger.select, cut, newest)
+        assert sorted_state(after.state()) == sorted_state(whole)
+
+
+def sorted_state(state: dict[str, Any]) -> dict[str, Any]:
+    """Counts come in the order in which their values first came, which a cut may change."""
+    return {name: sorted(map(list, value)) if isinstance(value, list) else value for name, value in state.items()}
+
+
+def test_large_staleness_is_counted_rounded_and_summed_exactly() -> None:
     fold = RunFold()
+    rows = [(1, u, "applied", 0.5, 0.5, True, 1, u, 0, 0, u, 0.0, u, 0.0) for u in (*range(990, 5000), 123_456)]
+    fold._decided(rows)
+    assert (fold.staleness_sum, fold.staleness_largest) == (sum(row[1] for row in rows), 123_456)
+    assert (fold.staleness[999], fold.staleness[1000], fold.staleness[123_000]) == (1, 10, 1)
+    assert len(fold.staleness) == 10 + 400 + 1
+    assert fold.staleness.total() == fold.applied == len(rows)
+
+
+def test_many_different_weights_are_rounded(recorded: dict[int, Recorded], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version_fold, "WEIGHTS_MAX", 3)
+    versions = VersionFold()
+    fold = RunFold(versions)
     fold.read(recorded[0].ledger.select, 0, recorded[0].ledger.newest())
-    assert all(float(f"{alpha_t:.2g}") == alpha_t for _, alpha_t in fold.weights)
-    assert fold.weights.total() == fold.applied
+    assert all(float(f"{alpha_t:.2g}") == alpha_t for _, alpha_t in versions.weights)
+    assert versions.weights.total() == fold.applied
 
 
 def test_a_version_is_complete_with_its_last_update_or_when_it_is_published() -> None:

@@ -19,7 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from offbeat.core.rules import Mix
 from offbeat.errors import MissingExtra
 from offbeat.protocol.messages import AnswerPush, Decision, Lease, Outcome, UpdateArrived, VersionPublished
-from offbeat.server.metrics import ALPHA_T, OUTCOMES, SECONDS, STALENESS, Metrics, Timed
+from offbeat.server.metrics import OUTCOMES, SECONDS, STALENESS, Metrics, Timed
+from offbeat.server.served_fold import ALPHA_T, ServedFold
 from offbeat.storage.ledger import Ledger, Observer
 from offbeat.storage.rows import NewRow, RowShape
 from tests.unit.test_event_log import HAPPENED, record
@@ -63,22 +64,33 @@ def decided(sequence: int, staleness: int, alpha_t: float, outcome: Outcome = Ou
 
 def fed(folder: Path, decisions: Sequence[Decision], transactions: int = 1) -> Metrics:
     """Metrics that heard of these decisions while they were written to folder/ledger.sqlite."""
-    metrics = Metrics()
-    with Ledger.create(folder / "ledger.sqlite", observers=[metrics.written]) as ledger:
+    fold = ServedFold()
+    with Ledger.create(folder / "ledger.sqlite", observers=[fold.written]) as ledger:
+        fold.begin(ledger)
         for decision in decisions:
             answer = AnswerPush(1, decision.lease.task, decision.outcome, decision)
             ledger.record(UpdateArrived(1.0, 1, decision.lease.task, 5, 3), [answer])
             if decision.sequence % max(1, len(decisions) // transactions) == 0:
                 ledger.flush()
-    return metrics
+    return Metrics(fold)
+
+
+def counted_in(path: Path) -> Metrics:
+    """Metrics of a server that starts with this ledger, and finds no totals in its checkpoint."""
+    fold = ServedFold()
+    with Ledger.open(path, read_only=True) as ledger:
+        fold.begin(ledger)
+    return Metrics(fold)
 
 
 # --- what is counted -------------------------------------------------------------------------------------------------
 
 
 def test_pushes_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
-    metrics = Metrics()
-    with Ledger.create(tmp_path / "ledger.sqlite", verbose=True, observers=[metrics.written]) as ledger:
+    fold = ServedFold()
+    metrics = Metrics(fold)
+    with Ledger.create(tmp_path / "ledger.sqlite", verbose=True, observers=[fold.written]) as ledger:
+        fold.begin(ledger)
         record(ledger)
     some = ("applied", "too_stale", "repeated", "busy", "unknown_task", "not_yours", "bad")
     assert values(metrics, "offbeat_updates", "outcome") == dict.fromkeys(OUTCOMES, 0) | dict.fromkeys(some, 1)
@@ -103,7 +115,7 @@ def test_a_value_on_a_bound_is_within_it(tmp_path: Path) -> None:
     on_bounds = [decided(i, STALENESS[i], ALPHA_T[i]) for i in range(len(ALPHA_T))]
     metrics = fed(tmp_path, on_bounds)
     rising = [float(i + 1) for i in range(len(ALPHA_T))]
-    for counted in (metrics, Metrics(tmp_path / "ledger.sqlite")):
+    for counted in (metrics, counted_in(tmp_path / "ledger.sqlite")):
         assert buckets(counted, "offbeat_staleness")[0] == [*rising, len(ALPHA_T)]
         assert buckets(counted, "offbeat_alpha_t")[0] == [*rising, len(ALPHA_T)]
 
@@ -215,7 +227,7 @@ def test_totals_after_a_restart_are_those_from_before(
 ) -> None:
     folder = tmp_path_factory.mktemp("restart")
     live = fed(folder, [decided(i, *facts) for i, facts in enumerate(told, 1)], transactions)
-    again = Metrics(folder / "ledger.sqlite")
+    again = counted_in(folder / "ledger.sqlite")
     for name, label in (("offbeat_updates", "outcome"), ("offbeat_events", "kind")):
         assert values(live, name, label) == values(again, name, label)
     for name in ("offbeat_staleness", "offbeat_alpha_t"):
@@ -229,9 +241,10 @@ def test_counting_goes_on_from_the_ledgers_totals_while_it_is_open(tmp_path: Pat
     observers: list[Observer] = []
     with Ledger.create(tmp_path / "ledger.sqlite", durable=True, verbose=True, observers=observers) as ledger:
         record(ledger)
-        metrics = Metrics(ledger.path)
-        took: list[float] = []
-        observers.extend([metrics.written, lambda _rows, _last, seconds: took.append(seconds)])
+        fold = ServedFold()
+        fold.begin(ledger)
+        metrics, took = Metrics(fold), list[float]()
+        observers.extend([fold.written, metrics.written, lambda _rows, _last, seconds: took.append(seconds)])
         record(ledger, HAPPENED[5:9])
         assert ledger.count("decided") == 4
     updates = values(metrics, "offbeat_updates", "outcome")
@@ -245,7 +258,7 @@ def test_counting_goes_on_from_the_ledgers_totals_while_it_is_open(tmp_path: Pat
 def test_a_new_run_starts_from_zero(tmp_path: Path) -> None:
     with Ledger.create(tmp_path / "ledger.sqlite"):
         pass
-    assert set(values(Metrics(tmp_path / "ledger.sqlite"), "offbeat_updates", "outcome").values()) == {0}
+    assert set(values(counted_in(tmp_path / "ledger.sqlite"), "offbeat_updates", "outcome").values()) == {0}
 
 
 # --- how it is shown -------------------------------------------------------------------------------------------------
@@ -336,8 +349,10 @@ def test_a_row_that_nobody_knows_is_no_trouble() -> None:
 
 
 def test_nothing_is_counted_before_it_is_on_the_disk(tmp_path: Path) -> None:
-    metrics = Metrics()
-    with Ledger.create(tmp_path / "ledger.sqlite", observers=[metrics.written]) as ledger:
+    fold = ServedFold()
+    metrics = Metrics(fold)
+    with Ledger.create(tmp_path / "ledger.sqlite", observers=[fold.written]) as ledger:
+        fold.begin(ledger)
         ledger.record(VersionPublished(1.0, 1), [])
         assert values(metrics, "offbeat_events", "kind")["published"] == 0
         ledger.flush()

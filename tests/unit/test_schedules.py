@@ -44,3 +44,12 @@ def test_a_schedule_that_cannot_be_read_is_refused(spec: str) -> None:
 def test_a_schedule_needs_a_gamma() -> None:
     with pytest.raises(InvalidValue, match="needs gamma"):
         gamma_schedule("step:3,0.5", None)
+
+
+def test_a_plateau_counted_one_by_one_is_the_same_function() -> None:
+    gamma = Plateau(0.1, "loss", 0.7)
+    told = evaluated(5.0, 4.0, 4.5, float("nan"), 3.9, 3.9, 4.2, 1.0, 1.5, 0.3, 7.0)
+    so_far = gamma.start
+    for count, evaluation in enumerate(told, 1):
+        so_far = gamma.after(so_far, evaluation)
+        assert so_far.gamma == gamma(0, told[:count])

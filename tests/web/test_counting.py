@@ -165,7 +165,7 @@ def test_another_run_in_the_same_folder_is_read_anew(tmp_path: Path) -> None:
     shutil.rmtree(folder)
     simulated(folder, epochs=30, alpha=0.3)  # at the same moments as before, perhaps in a file of the same number
     reading.refresh(0.0)
-    assert {alpha_t for _, alpha_t in reading.fold.weights} == {row.new for row in Told(rows_of(folder)).applied}
+    assert {alpha_t for _, alpha_t in reading.versions.weights} == {row.new for row in Told(rows_of(folder)).applied}
     assert reading.fold.t == 30
     assert reading.settings["alpha"] == 0.3
     assert overview.overview(reading)["health"]["sentence"] == "finished: 30 epochs"

@@ -55,7 +55,6 @@ class Coordinator:
         self.gradients = 0
         """Gradients in the versions decided on; those of a group count when its version does."""
         self.gradients_mixed = 0
-        self.evaluations: list[messages.Evaluated] = []
         self.evaluated_t = 0
         """The newest version whose evaluation was asked for."""
         self.end_reason = ""
@@ -63,10 +62,10 @@ class Coordinator:
         self.finished = False
         self.outcome = RunOutcome()
         self.judge = Judge(rule, plan)
-        self.dispatcher = Dispatcher(plan, self.scheduler, available, seed)
-        self.book, self.idle = self.dispatcher.book, self.dispatcher.idle
+        self.dispatcher = d = Dispatcher(plan, self.scheduler, available, seed)
+        self.book, self.idle, self.evaluations = d.book, d.idle, d.evaluations
         self.leases, self.silent, self.released = self.book.open, self.book.silent, self.book.released
-        self.group, self.contribution = self.dispatcher.group, self.dispatcher.contribution
+        self.group, self.contribution = d.group, d.contribution
         self.woken_at = inf
         """The moment of the last `WakeAt` that has not come yet."""
         self.awaits = False
@@ -248,7 +247,7 @@ class Coordinator:
         answer = self.judge.known_answer(event) or self._judged(event)
         self._commands.append(answer)
         if answer.decision and not answer.repeated:
-            self.judge.remember(answer)
+            self.judge.answers.remember(answer)
             why = self.judge.misconduct(event, answer.outcome)
             if why:
                 self._misbehaved(event.worker, why)
@@ -325,7 +324,7 @@ class Coordinator:
 
     def _trigger(self) -> None:
         if not self.end_reason:
-            self._commands += self.dispatcher.trigger(self.at, self.t, self.t_decided, self.queued, self.evaluations)
+            self._commands += self.dispatcher.trigger(self.at, self.t, self.t_decided, self.queued)
 
     def _wake_next(self) -> None:
         """Ask to be woken at the next moment that matters, unless an earlier waking is on its way."""
@@ -357,7 +356,7 @@ class Coordinator:
         self._commands.append(messages.EvaluateModel(self.t))
 
     def _evaluated(self, event: messages.Evaluated) -> None:
-        self.evaluations.append(event)
+        self.dispatcher.evaluated(event)
         if self.plan.keep_best and self.plan.keep_best.better(event, self.outcome.best):
             self.outcome.best = event
         if self.plan.target and self.plan.target.reached(event.metrics) and not self.end_reason:

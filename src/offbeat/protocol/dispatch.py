@@ -10,7 +10,7 @@ Rules kept here:
 - What it does is told as commands; what has been published and queued is told to it.
 """
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from math import inf
 
 from offbeat.protocol.contribution import Contribution
@@ -19,7 +19,7 @@ from offbeat.protocol.leases import LeaseBook
 from offbeat.protocol.messages import Command, EndSilence, Evaluated, Lease, ReleaseTask, SendTask
 from offbeat.protocol.pacing import Group, Pace
 from offbeat.protocol.plan import Plan
-from offbeat.protocol.scheduler import Scheduler, Speeds
+from offbeat.protocol.scheduler import Plateau, Scheduler, Speeds
 from offbeat.protocol.waits import Waits
 
 Available = Callable[[int, float], bool]
@@ -46,6 +46,10 @@ class Dispatcher:
         self.retry_due = inf
         """There was room and no worker was available: try again then."""
         self.paused = False
+        self.evaluations: list[Evaluated] = []
+        """All of them, or the newest where the plan says how many are remembered."""
+        self.plateau = scheduler.gamma.start if isinstance(scheduler.gamma, Plateau) else None
+        """Where gamma follows a plateau: what it needs of all evaluations so far."""
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
@@ -155,9 +159,7 @@ class Dispatcher:
             due = min(due, max(self.pace.gives_up_at(), self.trigger_due))
         return due
 
-    def trigger(
-        self, at: float, t: int, t_decided: int, queued: int, evaluations: Sequence[Evaluated]
-    ) -> list[Command]:
+    def trigger(self, at: float, t: int, t_decided: int, queued: int) -> list[Command]:
         """Give tasks to waiting workers while there is room for more."""
         waiting, held_back = len(self.idle), False
         if self.paused or at < self.trigger_due or not waiting:
@@ -169,7 +171,7 @@ class Dispatcher:
             if worker is None:
                 break
             waiting -= 1
-            commands.append(SendTask(self.grant(worker, at, t, evaluations), self.waits.granted(worker)))
+            commands.append(SendTask(self.grant(worker, at, t), self.waits.granted(worker)))
         if waiting and not held_back:
             self.pace.held_back = None  # workers wait for something else; a moment without waiting ones does not count
             if self._room(t, t_decided):
@@ -202,11 +204,23 @@ class Dispatcher:
             return False
         return not self.scheduler.group or device not in self.group.devices
 
-    def grant(self, worker: int, at: float, t: int, evaluations: Sequence[Evaluated]) -> Lease:
+    def grant(self, worker: int, at: float, t: int) -> Lease:
         """A new lease for this worker, whoever chose it."""
         device = self.device(worker)
         if self.scheduler.group:
             self.group.granted(at)
-        gamma = self.scheduler.gamma(t, evaluations) if self.scheduler.gamma else None
+        gamma = self._gamma(t)
         iterations = self.scheduler.local_iterations(self.speeds.of(device), self.speeds.fastest)
         return self.book.grant(worker, device, t, at, at + self.plan.hold_s, iterations, gamma)
+
+    def evaluated(self, event: Evaluated) -> None:
+        self.evaluations.append(event)
+        if self.plan.evaluations_kept is not None:
+            del self.evaluations[: -self.plan.evaluations_kept]
+        if self.plateau is not None and isinstance(self.scheduler.gamma, Plateau):
+            self.plateau = self.scheduler.gamma.after(self.plateau, event)
+
+    def _gamma(self, t: int) -> float | None:
+        if self.plateau is not None:
+            return self.plateau.gamma
+        return self.scheduler.gamma(t, self.evaluations) if self.scheduler.gamma else None

@@ -5,6 +5,7 @@ Rules kept here:
 - A run that failed is not gone on with: it would fail again.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -82,8 +83,13 @@ class RunOutcome:
         return None if self.best is None else self.best.t
 
 
-def refuse_reached(c: "Coordinator", ends: Ends, at: float) -> None:
-    """Refuse ends with which this run, which has come to this moment, would not go on."""
+def refuse_reached(
+    c: "Coordinator", ends: Ends, at: float, evaluations: Callable[[], Iterable[Evaluated]] | None = None
+) -> None:
+    """Refuse ends with which this run, which has come to this moment, would not go on.
+
+    `evaluations` gives all of them, where the coordinator does not remember all.
+    """
     if c.outcome.failed:
         raise InvalidValue(f"the run has failed ({c.end_reason}) and cannot be extended; begin another in a new folder")
     wanted = ends.put_into(c.plan)
@@ -94,7 +100,8 @@ def refuse_reached(c: "Coordinator", ends: Ends, at: float) -> None:
             raise InvalidValue(
                 f"{flag} is {asked:g}, and the run has reached {reached:g} {unit}; give more to extend the run"
             )
-    met = None if wanted.target is None else next((e for e in c.evaluations if wanted.target.reached(e.metrics)), None)
+    all_of_them = c.evaluations if evaluations is None or wanted.target is None else evaluations()
+    met = None if wanted.target is None else next((e for e in all_of_them if wanted.target.reached(e.metrics)), None)
     if met is not None:
         raise InvalidValue(
             f"--target is {wanted.target}, and version {met.t} has reached it; "

@@ -9,12 +9,12 @@ Rules kept here:
 - The rule sees an update as the gate lets it through.
 """
 
-from collections import OrderedDict
 from typing import Any
 
 from offbeat.core.gate import Accepted, clipped
 from offbeat.core.rules import Facts, Mix, Rule
 from offbeat.errors import InvariantBroken
+from offbeat.protocol.answer_book import AnswerBook
 from offbeat.protocol.messages import AnswerPush, Decision, Lease, Outcome, UpdateArrived
 from offbeat.protocol.plan import Plan
 
@@ -28,7 +28,7 @@ class Judge:
         self.accepted: Accepted = ()
         """What the gate remembers."""
         self.quarantined = QuarantinedWorkers(plan.bad_updates_max)
-        self.answers: OrderedDict[int, AnswerPush] = OrderedDict()
+        self.answers = AnswerBook(plan.answers_kept)
         """The answers of the latest tasks, by task."""
         self.decisions = 0
         """Decisions made so far; the newest one has this number."""
@@ -40,9 +40,9 @@ class Judge:
 
     def known_answer(self, event: UpdateArrived) -> AnswerPush | None:
         """The answer to a task that was answered before."""
-        first = self.answers.get(event.task)
-        if first is None:
+        if event.task not in self.answers:
             return None
+        first = self.answers[event.task]
         if first.worker != event.worker:
             return AnswerPush(event.worker, event.task, Outcome.NOT_YOURS)
         self.duplicates += 1
@@ -75,11 +75,6 @@ class Judge:
             self.refused = 0 if mix is not None else self.refused + 1
         staleness, counts = t - 1 - lease.tau, (event.samples, event.gradients)
         return Decision(self.decisions, event.at, lease, outcome, t, staleness, mix, *counts)
-
-    def remember(self, answer: AnswerPush) -> None:
-        self.answers[answer.task] = answer.again()
-        if len(self.answers) > self.plan.answers_kept:
-            self.answers.popitem(last=False)
 
     def misconduct(self, event: UpdateArrived, outcome: Outcome) -> str:
         """What is wrong with an update of this outcome; empty where nothing speaks against its worker."""

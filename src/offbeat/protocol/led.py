@@ -38,7 +38,7 @@ class LedCoordinator(Coordinator):
         if lease.task not in self.leases:  # else the worker was told again of what it has
             self.idle.discard(lease.worker)
             asked_at = self.dispatcher.waits.granted(lease.worker)
-            granted = self.dispatcher.grant(lease.worker, self.at, self.t, self.evaluations)
+            granted = self.dispatcher.grant(lease.worker, self.at, self.t)
             self._commands.append(SendTask(granted, asked_at))
 
     def _release_again(self, lease: Lease, command: ReleaseTask) -> None:

@@ -81,13 +81,17 @@ class Plan:
     """Versions between two evaluations."""
     answers_kept: int = 100_000
     """Answered tasks whose answer can be given again; older ones are `unknown_task`, and still never mixed twice."""
+    evaluations_kept: int | None = None
+    """The newest evaluations that are remembered; None is all, which a schedule of gamma other than ours may need."""
     released_kept: int = 100_000
     """Released leases under which a late push is still judged."""
 
     def __post_init__(self) -> None:
         for name in ("in_flight_max", "queue_max", "evaluate_every", "answers_kept", "released_kept"):
             self._at_least(name, 1)
-        for name in ("tasks_per_device", "bad_updates_max", "epochs", "gradients", "not_finite_max", "refused_max"):
+        for name in ("tasks_per_device", "bad_updates_max", "epochs", "gradients", "evaluations_kept"):
+            self._at_least(name, 1)
+        for name in ("not_finite_max", "refused_max"):
             self._at_least(name, 1)
         for name in ("lease_s", "silent_s", "retry_after_s", "pace_wait_s", "until_s"):
             if not getattr(self, name) > 0:

@@ -6,13 +6,15 @@ Rules kept here:
 - Groups make it synchronous: k tasks (or more, with over-selection) start from one version and the next ones only
   when it is followed by another. FedAvg is this and the rule `fedavg(k)`.
 - How much one task trains is part of its lease: gamma may follow t and past evaluations, H the speed of the device.
-- A schedule of gamma is a pure function of t and the evaluations so far, so a replay gives the same rates.
+- A schedule of gamma is a pure function of t and the evaluations so far, so a replay gives the same rates. A server
+  does not remember all of them, so a schedule that it has counts them one by one.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import ceil, inf
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from offbeat.errors import InvalidValue
 from offbeat.protocol.idle import Choice
@@ -117,14 +119,25 @@ class Plateau:
     factor: float
     uses_evaluations = True
 
+    @property
+    def start(self) -> "PlateauSoFar":
+        return PlateauSoFar(inf, self.gamma)
+
+    def after(self, so_far: "PlateauSoFar", evaluation: Evaluated) -> "PlateauSoFar":
+        """One evaluation later."""
+        best, gamma = so_far
+        value = evaluation.metrics[self.metric]
+        return PlateauSoFar(min(best, value), gamma if value < best else gamma * self.factor)
+
     def __call__(self, t: int, evaluations: Sequence[Evaluated]) -> float:  # noqa: ARG002 (the metrics decide)
-        best, gamma = inf, self.gamma
-        for evaluation in evaluations:
-            value = evaluation.metrics[self.metric]
-            if not value < best:
-                gamma *= self.factor
-            best = min(best, value)
-        return gamma
+        return reduce(self.after, evaluations, self.start).gamma
+
+
+class PlateauSoFar(NamedTuple):
+    """What a plateau needs of all evaluations so far."""
+
+    best: float
+    gamma: float
 
 
 def gamma_schedule(spec: str, gamma: float | None) -> GammaSchedule | None:

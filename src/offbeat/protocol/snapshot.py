@@ -5,7 +5,6 @@ Rules kept here:
 - It is plain JSON: lists, names, numbers; no code in it.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from math import inf, isinf
 from typing import Any
@@ -17,7 +16,7 @@ from offbeat.protocol.dispatch import Available
 from offbeat.protocol.ends import Ends
 from offbeat.protocol.messages import AnswerPush, Decision, Evaluated, Lease, Outcome
 from offbeat.protocol.plan import Plan
-from offbeat.protocol.scheduler import Scheduler
+from offbeat.protocol.scheduler import PlateauSoFar, Scheduler
 
 FORMAT = 1
 State = dict[str, Any]
@@ -46,7 +45,8 @@ def snapshot(c: Coordinator, *, answers: bool = True) -> State:
         "answers": [_from_answer(answer) for answer in c.judge.answers.values()] if answers else None,
         "idle": c.idle.state(),
         "contribution": c.contribution.state(),
-        "evaluations": [(e.at, e.t, dict(e.metrics)) for e in c.evaluations],
+        "evaluations": [_from_evaluation(e) for e in c.evaluations],
+        "best": c.outcome.best and _from_evaluation(c.outcome.best),
         "rest": _rest(c),
     }
 
@@ -79,13 +79,13 @@ def restored(
     _restore_end(c, state)
     c.book.restore(state["book"], _lease)
     known = map(_again, decided) if state["answers"] is None else map(_answer, state["answers"])
-    c.judge.answers = OrderedDict((answer.task, answer) for answer in known)
-    while len(c.judge.answers) > plan.answers_kept:
-        c.judge.answers.popitem(last=False)
+    for answer in known:
+        c.judge.answers.remember(answer)
     c.idle.restore(state["idle"])
     c.contribution.restore(state["contribution"])
-    c.evaluations = [Evaluated(at, t, metrics) for at, t, metrics in state["evaluations"]]
-    c.outcome.best = c.plan.keep_best.of(c.evaluations) if c.plan.keep_best else None
+    for values in state["evaluations"]:
+        c.dispatcher.evaluated(_evaluation(values))
+    _restore_best(c, state)
     _restore_rest(c, state["rest"])
     c.end_if_enough()  # the plan may ask for less than when the state was taken
     return c
@@ -97,6 +97,14 @@ def _restore_end(c: Coordinator, state: State) -> None:
     c.outcome.result_t, ends = state.get("result_t"), state.get("ends")
     if ends is not None:
         c.plan, c.outcome.extended = Ends(*ends).put_into(c.plan), True
+
+
+def _restore_best(c: Coordinator, state: State) -> None:
+    """A state of before only some evaluations were remembered does not say which is the best, and has all of them."""
+    if "best" in state:
+        c.outcome.best = None if state["best"] is None else _evaluation(state["best"])
+    elif c.plan.keep_best is not None:
+        c.outcome.best = c.plan.keep_best.of(map(_evaluation, state["evaluations"]))
 
 
 def _rest(c: Coordinator) -> State:
@@ -115,6 +123,7 @@ def _rest(c: Coordinator) -> State:
         "gradients_mixed": c.gradients_mixed,
         "tasks": d.book.tasks,
         "held": d.pace.held_back,
+        "plateau": d.plateau and [number(d.plateau.best), d.plateau.gamma],
         "paused": d.paused,
         "awaits": c.awaits,
         "waits": d.waits.state(),
@@ -135,6 +144,8 @@ def _restore_rest(c: Coordinator, state: State) -> None:
     d.paused = state.get("paused", False)  # missing in states of before a run could be paused
     if "waits" in state:  # missing in states of 0.1
         d.waits.restore(state["waits"])
+    if state.get("plateau") is not None:  # else it follows from the evaluations, of which there were all then
+        d.plateau = PlateauSoFar(moment(state["plateau"][0]), state["plateau"][1])
     d.pace.held_back = None if state["held"] is None else (state["held"][0], state["held"][1])
 
 
@@ -145,6 +156,15 @@ def number(value: float) -> float | None:
 
 def moment(value: float | None) -> float:
     return inf if value is None else value
+
+
+def _from_evaluation(evaluation: Evaluated) -> list[Any]:
+    return [evaluation.at, evaluation.t, dict(evaluation.metrics)]
+
+
+def _evaluation(values: list[Any]) -> Evaluated:
+    at, t, metrics = values
+    return Evaluated(at, t, metrics)
 
 
 def _from_lease(lease: Lease) -> list[Any]:

@@ -27,6 +27,7 @@ from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import metrics_in
 from offbeat.storage.run_folder import LEDGER, SETTINGS, RunFolder, State
+from offbeat.storage.version_fold import VersionFold
 
 ABOUT = "run.json"
 """Of a served run: what its task said about itself."""
@@ -154,8 +155,8 @@ def read_run(path: Path) -> RunFacts:
     with folder.ledger() as ledger:
         until = ledger.newest()
         lost = frozenset(decision for (decision,) in ledger.select(LOST, (until,)))
-        devices, tasks, troubles = DeviceFold(lost), TaskMarks(), Troubles()
-        fold = RunFold(devices, tasks, troubles)
+        devices, tasks, troubles, versions = DeviceFold(lost), TaskMarks(), Troubles(), VersionFold()
+        fold = RunFold(devices, tasks, troubles, versions)
         fold.read(ledger.select, 0, until)
         return RunFacts(
             path,
@@ -167,7 +168,7 @@ def read_run(path: Path) -> RunFacts:
             device_count=_devices(path, folder.settings),
             fold=fold,
             devices=devices,
-            curve=_curve(fold, troubles),
+            curve=_curve(versions, troubles),
             troubles=troubles,
         )
 
@@ -176,13 +177,13 @@ def _moment_of(ledger: Ledger, sequence: int) -> float:
     return max((row.at for row in ledger.rows(after=sequence - 1, limit=1)), default=0.0)
 
 
-def _curve(fold: RunFold, troubles: Troubles) -> RunCurve:
+def _curve(versions: VersionFold, troubles: Troubles) -> RunCurve:
     """A version is drawn where it was published: its evaluation may have taken a while."""
     curve = RunCurve()
-    for evaluation in fold.evaluations:
+    for evaluation in versions.evaluations:
         metrics = metrics_in(evaluation.detail)
-        at = fold.mixed_at(evaluation.t)
-        curve.add(evaluation.t, evaluation.at if at is None else at, fold.gradients_in(evaluation.t), metrics)
+        at = versions.mixed_at(evaluation.t)
+        curve.add(evaluation.t, evaluation.at if at is None else at, versions.gradients_in(evaluation.t), metrics)
         troubles.evaluated(evaluation.t, metrics)
     return curve
 

@@ -112,7 +112,7 @@ class Troubles:
                 self.gaps[name] = Gap(gap.evaluations + 1, gap.first_t)
 
     def _workers(self, rows: Rows) -> None:
-        for _, at, kind, worker, device, detail in rows:
+        for _, at, kind, worker, device, detail, _ in rows:
             match kind:
                 case "joined":
                     self.names[worker] = str(_said(detail, "name"))

@@ -18,6 +18,7 @@ from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Decision, Lease, TimePassed
 from offbeat.protocol.snapshot import snapshot
 from offbeat.server.open_troubles import CHECKPOINTS, OpenTroubles
+from offbeat.server.served_fold import ServedFold
 from offbeat.server.settings import ServerSettings
 from offbeat.server.update_store import UpdateStore
 from offbeat.server.version_store import VersionStore
@@ -46,13 +47,14 @@ class Checkpointer:
         ledger: Ledger,
         updates: UpdateStore,
         versions: VersionStore,
+        fold: ServedFold,
         stood: tuple[Model, Model],
         limits: ServerSettings,
         troubles: OpenTroubles,
     ) -> None:
         self.stood = stood
         """w and x after the last pass of the mixer that the coordinator knows of."""
-        self._checkpoints, self._coordinator, self._ledger = checkpoints, coordinator, ledger
+        self._checkpoints, self._coordinator, self._ledger, self._fold = checkpoints, coordinator, ledger, fold
         self._updates, self._versions, self._limits, self._troubles = updates, versions, limits, troubles
         self._t = self._events = self._bytes = 0
         """Where the run stood at the last checkpoint."""
@@ -102,8 +104,7 @@ class Checkpointer:
         return bool(c.scheduler.group) and c.t != c.t_decided
 
     def _taken(self) -> Checkpoint:
-        mark = self._ledger.mark()
-        return Checkpoint(mark, snapshot(self._coordinator, answers=False), *self.stood, self._ledger.head.hex())
+        return checkpoint_of(self._coordinator, self._ledger, self._fold, self.stood)
 
     # --- on the writer's thread --------------------------------------------------------------------------------------
 
@@ -160,6 +161,12 @@ class Checkpointer:
         with suppress(OSError):  # without it, a restart redoes a little more
             self._checkpoints.write(self._taken())
             self._checkpoints.prune()
+
+
+def checkpoint_of(c: Coordinator, ledger: Ledger, fold: ServedFold, stood: tuple[Model, Model]) -> Checkpoint:
+    """The checkpoint of a run whose ledger, once it is flushed, has all that the coordinator knows."""
+    mark = ledger.mark()
+    return Checkpoint(mark, snapshot(c, answers=False), *stood, ledger.head.hex(), fold.state())
 
 
 def applied_of(ledger: Ledger, tasks: Iterable[int]) -> list[Decision]:

@@ -5,9 +5,11 @@ from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.ends import Ends, refuse_reached
 from offbeat.server.folder import Begun, check_target
 from offbeat.settings import Settings
+from offbeat.storage.ledger import Ledger
+from offbeat.storage.rows import as_evaluation
 
 
-def extension_of(c: Coordinator, begun: Begun, settings: Settings) -> list[str]:
+def extension_of(c: Coordinator, ledger: Ledger, begun: Begun, settings: Settings) -> list[str]:
     """What follows from the ends that are asked for; empty where the run has them already.
 
     Refused where the run would not go on with them.
@@ -15,7 +17,7 @@ def extension_of(c: Coordinator, begun: Begun, settings: Settings) -> list[str]:
     before, ends = Ends.of(c.plan), begun.ends
     if ends == before:
         return []
-    refuse_reached(c, ends, c.at)
+    refuse_reached(c, ends, c.at, lambda: map(as_evaluation, ledger.rows("evaluated")))
     check_target(ends.put_into(c.plan).target, begun.about)
     words = [f"Going on from epoch {c.t_decided} to {ends} (before: {before})."]
     told = unlike_one_long_run(settings, begun.method.plan, begun.method.rule, ends)

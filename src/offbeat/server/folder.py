@@ -39,6 +39,8 @@ from offbeat.wire import body_of, header_of, mapped
 
 RUN, WHERE = "run.json", "server.json"
 BAD_UPDATES_MAX = 5
+EVALUATIONS_KEPT = 100
+"""Besides as many as updates may wait: a run may have any number of evaluations, and they are in its ledger."""
 HEARTBEAT_MAX_S = 30.0
 HEARTBEATS_MISSED = 3
 """A worker that has missed this many is silent."""
@@ -124,7 +126,9 @@ def served_method(settings: Settings, about: TaskDescription, silent_s: float | 
     if plan.keep_best is not None and plan.keep_best.metric not in about.metrics:
         known = ", ".join(about.metrics) or "measured by its workers, when the version that they measured is gone"
         raise InvalidValue(f"keep_best is {plan.keep_best.metric} but the task's metrics are {known}")
-    return replace(method, plan=replace(plan, silent_s=inf if silent_s is None else silent_s))
+    kept = EVALUATIONS_KEPT + plan.queue_max  # the one at the target among them: what is queued is mixed after it
+    plan = replace(plan, silent_s=inf if silent_s is None else silent_s, evaluations_kept=kept)
+    return replace(method, plan=plan)
 
 
 def heartbeat_s_of(plan: Plan) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Event, ServerRestarted, WorkerLeft
-from offbeat.server.sessions import WorkerSessions, history_in
+from offbeat.server.served_fold import ServedFold
 from offbeat.storage.backup_marker import BackupMarker, forget_marker, is_recorded
 from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import read_json
@@ -24,11 +24,13 @@ RUN = "run.json"
 log = logging.getLogger("offbeat.server")
 
 
-def settle_fork(folder: Path, fork: BackupMarker, coordinator: Coordinator, ledger: Ledger, disk: Disk) -> None:
+def settle_fork(
+    folder: Path, fork: BackupMarker, coordinator: Coordinator, ledger: Ledger, fold: ServedFold, disk: Disk
+) -> None:
     """Make a run, which was recovered and not started yet, that of its fork."""
     log.warning("a backup of run %s, up to row %s, goes on as run %s", fork.run, fork.row, fork.fork)
     if not is_recorded(fork, ledger):
-        _dismiss_all(coordinator, ledger)
+        _dismiss_all(coordinator, ledger, fold)
         ledger.record_forked(coordinator.at, fork.fork, fork.run, fork.row, fork.head)
         ledger.flush()
     facts = read_json(folder / RUN)
@@ -36,9 +38,8 @@ def settle_fork(folder: Path, fork: BackupMarker, coordinator: Coordinator, ledg
     forget_marker(folder, disk)
 
 
-def _dismiss_all(c: Coordinator, ledger: Ledger) -> None:
-    known = WorkerSessions(history_in(ledger)).all()
-    there = {session.worker for session in known if session.digest}
+def _dismiss_all(c: Coordinator, ledger: Ledger, fold: ServedFold) -> None:
+    there = {session.worker for session in fold.workers.all() if session.digest}
     there |= {lease.worker for lease in (*c.leases.values(), *c.silent.values())}
     happened: list[Event] = [ServerRestarted(c.at)]  # first, so that nobody who waits is given what the others leave
     happened += [WorkerLeft(c.at, worker) for worker in sorted(there)]

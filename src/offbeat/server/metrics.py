@@ -1,18 +1,16 @@
 """Owns the numbers of a server while it runs, and how they are shown to Prometheus.
 
 Rules kept here:
-- Updates and events are read from the fold. The ledger's hook feeds it, and after a restart it is read from the
-  ledger: both ways give the same numbers. What no ledger has (bytes, seconds, refusals) starts from zero.
+- Updates and events are read from the fold of the run, which goes on over restarts. What no ledger has (bytes, seconds,
+  refusals) starts from zero.
 - Gauges are the status at the moment of the scrape; nothing is kept up to date in between.
 - A registry of our own for every scrape: other metrics of the process are not ours to show.
 - prometheus-client is imported at the first scrape. Without it the server runs, and the scrape says what to install.
 - Every method may be called on any thread, and waits at most for another thread to add a number.
 """
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
@@ -20,9 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offbeat.errors import MissingExtra
 from offbeat.protocol.messages import Outcome
+from offbeat.server.buckets import Buckets
 from offbeat.server.evaluator import Measures
-from offbeat.storage.fold import COUNTED, FEEDS, KEEP, Rows, RunFold, Taker
-from offbeat.storage.ledger import Ledger
+from offbeat.server.served_fold import ServedFold
+from offbeat.storage.fold import COUNTED
 from offbeat.storage.rows import NewRow
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ GAUGES = {
 }
 """Parts of the status that are numbers; those that do not apply are not shown."""
 STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)
-ALPHA_T = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 """Upper bounds of the buckets."""
 ANSWERS = {
@@ -60,7 +58,6 @@ ANSWERS = {
 }
 """The outcome of a push that led to a row of this kind; where it was decided on, the row says it."""
 OUTCOMES = tuple(dict.fromkeys((*(outcome.value for outcome in Outcome), *ANSWERS.values())))
-NEW = FEEDS["decided"].columns.index("new")
 SUMS = {
     "mixed_updates": "Updates mixed since the start.",
     "evaluations_failed": "Versions that could not be evaluated since the start.",
@@ -74,64 +71,26 @@ class Exposed(NamedTuple):
     content_type: str
 
 
-class Buckets:
-    """A histogram: how many values there were up to each bound, and their sum."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def add(self, value: float, count: int = 1) -> None:
-        """A value, once or more often; a bound belongs to the bucket that it ends."""
-        self.counts[bisect_left(self.bounds, value)] += count
-        self.sum += value * count
-
-    def cumulative(self) -> list[tuple[str, float]]:
-        """As Prometheus has it: up to each bound, the last being infinity.
-
-        >>> two = Buckets([0, 1]); two.add(1); two.add(5); two.cumulative()
-        [('0.0', 0.0), ('1.0', 1.0), ('+Inf', 2.0)]
-        """
-        names = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]
-        return [(name, float(count)) for name, count in zip(names, accumulate(self.counts), strict=True)]
-
-
 class Metrics:
-    def __init__(self, ledger: Path | None = None) -> None:
-        """Where there is a ledger, counting goes on from its totals."""
+    def __init__(self, fold: ServedFold | None = None) -> None:
+        self._fold = fold or ServedFold()
         self._lock = Lock()
         self._refusals: Counter[str] = Counter()
         self._sums: Counter[str] = Counter()
         self._mixing_s, self._evaluation_s = Buckets(SECONDS), Buckets(SECONDS)
         self._fsync_s = {"ledger": Buckets(SECONDS), "update": Buckets(SECONDS)}
-        self._alpha_t = Buckets(ALPHA_T)
-        self._fold = RunFold(self)
-        if ledger is not None:
-            with Ledger.open(ledger, read_only=True) as reader:
-                self._fold.read(reader.select, 0, reader.newest())
-
-    def takers(self) -> Mapping[str, Taker]:
-        """For the fold: how alpha_t is distributed, however many different weights there are."""
-        return {"decided": self._decided}
-
-    def _decided(self, rows: Rows) -> None:
-        for row in rows:
-            if row[KEEP] is not None:
-                self._alpha_t.add(row[NEW])
 
     def staleness(self) -> dict[str, float]:
-        with self._lock:
-            fold = self._fold
-            return {"staleness_mean": fold.staleness_mean, "staleness_largest": fold.staleness_largest}
+        with self._fold.lock:
+            run = self._fold.run
+            return {"staleness_mean": run.staleness_mean, "staleness_largest": run.staleness_largest}
 
     # --- told by those who do it -------------------------------------------------------------------------------------
 
-    def written(self, rows: Sequence[NewRow], last: int, seconds: float) -> None:
-        """The ledger's hook: these rows were committed, which took so long."""
+    def written(self, _rows: Sequence[NewRow], _last: int, seconds: float) -> None:
+        """The ledger's hook: rows were committed, which took so long."""
         with self._lock:
             self._fsync_s["ledger"].add(seconds)
-            self._fold.take(rows, last)
 
     def mixed(self, updates: int, seconds: float) -> None:
         with self._lock:
@@ -170,30 +129,32 @@ class Metrics:
     def text(self, facts: Mapping[str, Any], accept: str = "") -> Exposed:
         """Everything, with the facts of the status, in the format that the scraper accepts."""
         try:
-            with self._lock:
+            with self._lock, self._fold.lock:
                 families = list(self._families())
             return _encoded([*families, *_gauges(facts)], accept)
         except ImportError as error:
             raise MissingExtra("prometheus-client", "metrics") from error
 
     def _families(self) -> Iterator["Metric"]:
-        fold, staleness = self._fold, Buckets(STALENESS)
+        fold, staleness = self._fold.run, Buckets(STALENESS)
         for value, count in fold.staleness.items():
             staleness.add(value, count)
+        staleness.sum = fold.staleness_sum
         yield _counter("updates", "Pushes by what became of them.", _each(self._updates(), OUTCOMES), "outcome")
         yield _counter("events", "Rows of the ledger by their kind.", _each(fold.kinds, COUNTED), "kind")
         yield _counter("refusals", "Requests that were refused since the start.", dict(self._refusals), "error")
         for name, text in SUMS.items():
             yield _counter(name, text, self._sums[name])
         yield _histogram("staleness", "Staleness of applied updates.", staleness)
-        yield _histogram("alpha_t", "Weight of applied updates.", self._alpha_t)
+        yield _histogram("alpha_t", "Weight of applied updates.", self._fold.alpha_t)
         yield _histogram("mixing_seconds", "One pass of the mixer.", self._mixing_s)
         yield _histogram("evaluation_seconds", "One evaluation.", self._evaluation_s)
         yield _histogram("fsync_seconds", "Bringing something to the disk.", self._fsync_s, "what")
 
     def _updates(self) -> Counter[str]:
-        answered = {word: self._fold.kinds[kind] for kind, word in ANSWERS.items()}
-        return self._fold.rejected() + Counter(answered) + Counter({Outcome.APPLIED.value: self._fold.applied})
+        fold = self._fold.run
+        answered = {word: fold.kinds[kind] for kind, word in ANSWERS.items()}
+        return fold.rejected() + Counter(answered) + Counter({Outcome.APPLIED.value: fold.applied})
 
 
 class Timed:

@@ -25,6 +25,7 @@ from offbeat.protocol.messages import (
 )
 from offbeat.server.continuity import LedgerLoss, LedgerLost, loss_of
 from offbeat.server.mixer import Mixer, MixOrder, published_by
+from offbeat.server.served_fold import ServedFold
 from offbeat.server.update_store import UpdateStore
 from offbeat.storage.checkpoints import Checkpoint, Checkpoints
 from offbeat.storage.head_file import LedgerHead
@@ -51,6 +52,7 @@ def recover(
     updates: UpdateStore,
     method: Method,
     mixer_of: Callable[[Checkpoint], Mixer],
+    fold: ServedFold,
     *,
     told: LedgerHead | None = None,
     drop_damaged: bool = False,
@@ -63,6 +65,7 @@ def recover(
         if not accept_loss:
             raise LedgerLost(ledger, loss)
         ledger.truncate_after(loss.holds)
+    fold.begin(ledger, checkpoint.mark, checkpoint.totals if loss is None else None)
     decided = ledger.latest_decisions(method.plan.answers_kept, checkpoint.mark)
     coordinator = method.restored(checkpoint.state, decided)
     redo = Redo(coordinator, mixer_of(checkpoint), updates, ledger, checkpoint.mark, drop_damaged=drop_damaged)
@@ -94,7 +97,8 @@ class Redo:
         self.waiting: deque[MixOrder] = deque(map(MixUpdate, unmixed))
         """Decided on and not mixed yet."""
         self._recorded = {d.sequence: d for d in map(as_decision, ledger.rows("decided", after=mark))}
-        self._dropped = {row.decision for row in ledger.rows("lost")}
+        # one that was dropped before the mark is in the checkpoint, as far as it can be
+        self._dropped = {row.decision for row in ledger.rows("lost", after=mark)}
 
     def run(self) -> None:
         for row in self.ledger.rows(after=self.mark):

@@ -36,6 +36,7 @@ from offbeat.server.kept_versions import KeptVersions
 from offbeat.server.mixer import Mixed, Mixer
 from offbeat.server.open_troubles import VERSIONS, OpenTroubles
 from offbeat.server.recovery import Redo, recover
+from offbeat.server.served_fold import ServedFold
 from offbeat.server.settings import ServerSettings
 from offbeat.server.update_store import NO_LIMIT, UpdateStore
 from offbeat.server.version_store import VersionGone, VersionStore
@@ -69,6 +70,7 @@ class ServedRun:
         outside: Outside,
         *,
         observers: Observers | None = None,
+        fold: ServedFold | None = None,
         disk: Disk | None = None,
         drop_damaged: bool = False,
         accept_loss: bool = False,
@@ -91,7 +93,9 @@ class ServedRun:
             bytes_max=limits.versions_bytes_max,
         )
         self._file = folder / "ledger.sqlite"
-        self.ledger = Ledger.open(self._file, durable=True, observers=(self._committed, *observers.on_written))
+        self.fold = fold or ServedFold()
+        on_written = (self._committed, self.fold.written, *observers.on_written)
+        self.ledger = Ledger.open(self._file, durable=True, observers=on_written)
         self.updater = Updater(limits.updater_threads)
         self.updater.warm()
         self._stopping = threading.Event()
@@ -136,18 +140,18 @@ class ServedRun:
             return Mixer(found.w, found.x, self.updater, *places)
 
         checkpoints = Checkpoints(folder / "checkpoints", self.layout, self.disk)
-        found = redo(checkpoints, self.ledger, self.updates, method, mixer_of)
+        found = redo(checkpoints, self.ledger, self.updates, method, mixer_of, self.fold)
         self.coordinator, self.mixer, self._waiting = found.coordinator, found.mixer, found.waiting
         self._head_file = HeadFile(folder, self.disk)
         if self._fork is not None:
-            settle_fork(folder, self._fork, self.coordinator, self.ledger, self.disk)
+            settle_fork(folder, self._fork, self.coordinator, self.ledger, self.fold, self.disk)
         self.updates.tidy({d.lease.task for d in applied_of(self.ledger, self.updates.tasks())})
         self.versions.add(self.coordinator.t, self.mixer.x)
         self.kept = KeptVersions(folder, self.layout, self.disk)
         self.kept.settle(self.coordinator.outcome.kept, self.coordinator.outcome.best_t)
         self.checkpointer = Checkpointer(
-            *(checkpoints, self.coordinator, self.ledger, self.updates, self.versions, (self.mixer.w, self.mixer.x)),
-            *(limits, self.troubles),
+            *(checkpoints, self.coordinator, self.ledger, self.updates, self.versions, self.fold),
+            *((self.mixer.w, self.mixer.x), limits, self.troubles),
         )
         self.driver = Driver(self.coordinator, self.ledger, self.mixer, self.checkpointer, outside, self.troubles)
         for decision in found.lost:

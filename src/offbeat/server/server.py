@@ -41,14 +41,14 @@ from offbeat.server.metrics import Metrics, Timed
 from offbeat.server.open_troubles import EVALUATION, KEEPING, RESULTS
 from offbeat.server.own_names import OwnNames
 from offbeat.server.run_results import write_results
+from offbeat.server.served_fold import ServedFold
 from offbeat.server.served_run import Observers, ServedRun
-from offbeat.server.sessions import WorkerSessions, history_in
+from offbeat.server.sessions import WorkerSessions
 from offbeat.server.settings import AccessSettings, ServerSettings
 from offbeat.server.trouble_watch import watch
 from offbeat.settings import Settings
 from offbeat.storage.disk import Disk
 from offbeat.storage.ledger import Observer
-from offbeat.storage.run_folder import LEDGER
 
 HEARD_AGAIN_S = 0.2
 CLOSE_S = 2.0
@@ -112,16 +112,17 @@ class Server:
                 event_log = EventLog.open(options.log_events, run=self.begun.run_id)
                 undo.callback(event_log.close)
                 observers.append(event_log.written)
-            metrics = Metrics(options.folder / LEDGER)
-            self.run = self._run(metrics, observers)
+            fold = ServedFold()
+            metrics = Metrics(fold)
+            self.run = self._run(fold, metrics, observers)
             self._accept_task()
-            self.extension = extension_of(self.run.coordinator, self.begun, options.settings)
+            self.extension = extension_of(self.run.coordinator, self.run.ledger, self.begun, options.settings)
             """Where the run goes on to another end than before: what that means, in words."""
             self.keeper = VersionKeeper(self.run, self._note_keeping)
             self.process.remember(replace(self.begun.about, identity=identity(options.task)), self.run.layout)
             self.long_poll = LongPoll(loop, self.run.driver)
             self.context = ServerContext(
-                *(self.run, self.begun, self.long_poll, WorkerSessions(history_in(self.run.ledger))),
+                *(self.run, self.begun, self.long_poll, WorkerSessions(fold.workers.state())),
                 *(self.tokens, metrics, options.limits, options.settings),
             )
             self._parts = undo.pop_all()
@@ -130,11 +131,12 @@ class Server:
         self._parts.callback(self.context.disk_pool.shutdown)
         self._parts.callback(self.run.stop)
 
-    def _run(self, metrics: Metrics, observers: Sequence[Observer]) -> ServedRun:
+    def _run(self, fold: ServedFold, metrics: Metrics, observers: Sequence[Observer]) -> ServedRun:
         on_written = (metrics.written, *observers, self._committed)
         return ServedRun(
             *(self.options.folder, self.begun.method, self.options.limits, self),
             observers=Observers(on_written, on_pass=metrics.mixed, on_synced=metrics.synced),
+            fold=fold,
             drop_damaged=self.options.drop_damaged,
             accept_loss=self.options.accept_loss,
             fork=self.begun.fork,

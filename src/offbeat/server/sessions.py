@@ -9,13 +9,12 @@ Rules kept here:
 import hmac
 import secrets
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from offbeat.protocol.messages import WorkerDeclared, WorkerJoined, WorkerLeft
+from offbeat.protocol.messages import WorkerJoined
 from offbeat.server.access import digest_of
-from offbeat.storage.ledger import Ledger
-from offbeat.storage.rows import as_event
 
 SECRET_BYTES = 24
 
@@ -41,20 +40,15 @@ class WorkerSession:
 class WorkerSessions:
     """All workers that ever joined a run."""
 
-    def __init__(self, history: Iterable[WorkerJoined | WorkerDeclared | WorkerLeft] = ()) -> None:
+    def __init__(self, state: Iterable[Sequence[Any]] = ()) -> None:
+        """`state` is what another one gave."""
         self._of: dict[int, WorkerSession] = {}
         self._number: dict[str, int] = {}
         self._next = 0
         self._on: Counter[int] = Counter()
         self._free = 0
         """No device below this one is free."""
-        for event in history:
-            if isinstance(event, WorkerJoined):
-                self.take(event)
-            elif isinstance(event, WorkerDeclared):
-                self.declared(event.worker, event.samples, event.base)
-            else:
-                self.left(event.worker)
+        self.restore(state)
 
     def __len__(self) -> int:
         return len(self._of)
@@ -109,6 +103,15 @@ class WorkerSessions:
         if worker in self._of:
             self._of[worker].digest = ""
 
+    def state(self) -> list[list[Any]]:
+        """What has to outlast a restart, as plain JSON: a line for every worker."""
+        return [[s.worker, s.name, s.device, s.digest, s.samples, s.base] for s in self._of.values()]
+
+    def restore(self, state: Iterable[Sequence[Any]]) -> None:
+        for worker, name, device, digest, samples, base in state:
+            self.take(WorkerJoined(0.0, worker, device, name, digest))
+            self.declared(worker, samples, base)
+
     def find(self, secret: str) -> WorkerSession | None:
         session = self.named_in(secret)
         return session if session is not None and hmac.compare_digest(session.digest, digest_of(secret)) else None
@@ -119,13 +122,6 @@ class WorkerSessions:
         plain = number.isascii() and number.isdecimal() and len(number) < SECRET_BYTES
         session = self._of.get(int(number)) if plain else None
         return session if session is not None and session.digest else None
-
-
-def history_in(ledger: Ledger) -> list[WorkerJoined | WorkerDeclared | WorkerLeft]:
-    """What the ledger remembers of workers, in its order."""
-    rows = [row for kind in ("joined", "declared", "left") for row in ledger.rows(kind)]
-    events = map(as_event, sorted(rows, key=lambda row: row.sequence))
-    return [event for event in events if isinstance(event, WorkerJoined | WorkerDeclared | WorkerLeft)]
 
 
 def new_secret(worker: int) -> str:

@@ -17,6 +17,7 @@ from offbeat.protocol.messages import (
 )
 from offbeat.storage.fold import RunFold, folded_rows
 from offbeat.storage.rows import NewRow, RowMaker
+from offbeat.storage.version_fold import VersionFold
 
 CURVE = "metrics.csv"
 CONTRIBUTION = "contribution.csv"
@@ -44,7 +45,8 @@ class CurveRecorder:
         """Gives the rows of an event and its commands; a ledger's `record`, where the run has one."""
         self.decisions: list[Decision] | None = [] if keep_decisions else None
         """Every applied decision, where they are kept."""
-        self._fold = RunFold()
+        self._versions = VersionFold()
+        self._fold = RunFold(self._versions)
         self._waiting: list[NewRow] = []
         self.sent = self.arrived = 0
         """Models."""
@@ -60,8 +62,9 @@ class CurveRecorder:
 
     @property
     def points(self) -> list[CurvePoint]:
-        fold, size = self.fold, self.model_bytes
-        return [CurvePoint(t, at, fold.gradients_in(t), size * n, metrics) for t, at, n, metrics in self._measured]
+        self.fold  # noqa: B018 (folds what waits)
+        gradients_in, size = self._versions.gradients_in, self.model_bytes
+        return [CurvePoint(t, at, gradients_in(t), size * n, metrics) for t, at, n, metrics in self._measured]
 
     def record(self, event: Event, commands: list[Command]) -> None:
         """Take note of one event and what it led to."""

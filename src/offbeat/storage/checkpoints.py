@@ -28,6 +28,8 @@ class Checkpoint(NamedTuple):
     x: Model
     head: str = ""
     """The head of the ledger's chain at that row; empty where there was no chain."""
+    totals: dict[str, Any] | None = None
+    """What the server knows of all rows up to there; None in checkpoints of before they held it."""
 
 
 def checkpoint_heads(folder: Path) -> Iterator[tuple[int, str]]:
@@ -50,7 +52,7 @@ class Checkpoints:
         names = ("w",) if checkpoint.w is checkpoint.x else ("w", "x")
         vectors = {name: self._written(checkpoint.mark, name, getattr(checkpoint, name)) for name in names}
         facts = {"mark": checkpoint.mark, "head": checkpoint.head, "vectors": vectors, "state": checkpoint.state}
-        text = json.dumps(facts)
+        text = json.dumps(facts | {"totals": checkpoint.totals})
         self.disk.write_whole(self._file(checkpoint.mark, "json"), [text.encode()])
 
     def _written(self, mark: int, name: str, model: Model) -> str:
@@ -70,7 +72,7 @@ class Checkpoints:
             kept = json.loads(self._file(mark, "json").read_bytes())
             vectors = {name: self._read(self._file(mark, name), digest) for name, digest in kept["vectors"].items()}
             models = vectors["w"], vectors.get("x", vectors["w"])
-            return Checkpoint(kept["mark"], kept["state"], *models, kept.get("head", ""))
+            return Checkpoint(kept["mark"], kept["state"], *models, kept.get("head", ""), kept.get("totals"))
         except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
             raise InvalidValue(f"checkpoint {mark} in {self.path} is damaged: {error}") from error
 

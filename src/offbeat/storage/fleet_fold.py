@@ -5,7 +5,7 @@ Rules kept here:
   back, it is in flight again.
 - A worker's speed is the median of its newest tasks, from lease to arrival.
 - A page shows a few workers of thousands: what costs something is worked out when it is asked for.
-- Memory: about a kilobyte per worker, and a hundred bytes per update.
+- Memory: about a kilobyte per worker, 32 bytes per update, and the newest tasks.
 """
 
 import json
@@ -70,7 +70,7 @@ class WorkerTotals:
     decided: "array[int]" = field(default_factory=lambda: array("q"))
     """The rows in which its updates were decided on."""
     took: "array[float]" = field(default_factory=lambda: array("d"))
-    """Seconds from lease to arrival, of every update."""
+    """Seconds from lease to arrival, of its newest updates."""
 
     @property
     def seconds(self) -> float | None:
@@ -86,6 +86,11 @@ class WorkerTotals:
         if self.silent is not None:
             return "silent"
         return "idle" if self.here and (self.asked > self.answered or not self.asks) else "away"
+
+    def took_one(self, seconds: float) -> None:
+        self.took.append(seconds)
+        if len(self.took) > 2 * SPEED_TASKS:
+            del self.took[:-SPEED_TASKS]
 
     def refuse(self, outcome: str) -> None:
         self.refused[outcome] = self.refused.get(outcome, 0) + 1
@@ -168,7 +173,7 @@ class FleetFold:
     # --- workers -----------------------------------------------------------------------------------------------------
 
     def _workers(self, rows: Rows) -> None:
-        for sequence, at, kind, number, device, text in rows:
+        for sequence, at, kind, number, device, text, _ in rows:
             detail = json.loads(text) if text else {}
             if kind == "fleet_joined":
                 self._fleet_joined(sequence, at, **detail)
@@ -187,6 +192,8 @@ class FleetFold:
                     continue
                 case "bad_update":
                     worker.refuse(kind)
+                case "declared":
+                    continue  # it has joined just before, or pushes just now
             worker.seen(at)
 
     def _fleet_joined(self, sequence: int, at: float, size: int, devices: int | None = None) -> None:
@@ -259,7 +266,7 @@ class FleetFold:
             recent.append((task, number, granted_at, at, t, staleness, outcome))
             worker = of(number)
             worker.decided.append(sequence)
-            worker.took.append(at - granted_at)
+            worker.took_one(at - granted_at)
             if at > worker.seen_at:
                 worker.seen_at = at
             close(at, task)

@@ -6,14 +6,14 @@ Rules kept here:
 - Of every kind only the columns that count are read. A row has 25 and most are empty: reading all takes three times as
   long.
 - Totals mean what the coordinator means: `t` counts published versions, `gradients` those in versions decided on.
-- `RunFold` is cheap enough for every simulated task. Parts (`FoldPart`) count what only some readers show.
-- The state is counters, arrays and small dicts: 16 bytes per version, and a hundred per different weight.
+- `RunFold` is cheap enough for every simulated task, and its size does not depend on the length of the run: a server
+  keeps its `state` in every checkpoint. Parts (`FoldPart`) count what only some readers show, such as `VersionFold`
+  what grows with the versions.
 """
 
 import json
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, Self
@@ -24,9 +24,8 @@ from offbeat.storage.rows import COMMANDS, EVENTS, KINDS, NewRow, RowShape, row_
 
 SPAN_ROWS = 50_000
 """Rows that one piece covers at most when a ledger is read."""
-WEIGHTS_MAX = 50_000
-"""Different weights that are kept apart; more are rounded."""
-ROUNDED_DIGITS = 2
+STALENESS_DIGITS = 3
+"""Larger staleness is counted rounded down to so many digits: else the counts would grow with the run."""
 COUNTED = tuple(kind for kind in KINDS if kind not in CHATTER)
 """Kinds whose rows are counted: a server forgets its chatter, so totals of that would not survive a restart."""
 
@@ -60,8 +59,8 @@ def _feed(kinds: str, columns: str, latest_per: str = "") -> Feed:
 
 FEEDS = {
     "workers": _feed(
-        "fleet_joined joined left returned bad_update quarantined readmitted busy unknown not_yours repeated",
-        "sequence at kind worker device detail",
+        "fleet_joined joined declared left returned bad_update quarantined readmitted busy unknown not_yours repeated",
+        "sequence at kind worker device detail samples",
     ),
     "leased": _feed("leased", "sequence at task worker device"),
     "released": _feed("released heard_again", "at task worker granted_at deadline detail kind"),
@@ -93,7 +92,7 @@ folded_rows = row_maker(
     {event: EVENTS[event] for event in (VersionPublished, Evaluated)},
     {command: COMMANDS[command] for command in (AnswerPush, Finish)},
 )
-"""Makes only the rows that `RunFold` reads columns of: a run that keeps no ledger needs no others."""
+"""Makes only the rows that `RunFold` and `VersionFold` read columns of: a run that keeps no ledger needs no others."""
 
 Taker = Callable[[Rows], None]
 
@@ -108,37 +107,27 @@ class FoldPart(Protocol):
         """Who takes the rows of which feed."""
 
 
-class EvaluatedVersion(NamedTuple):
-    """A version that was evaluated; `detail` holds its metrics as the ledger stores them."""
-
-    sequence: int
-    at: float
-    t: int
-    detail: str
-
-
 class RunFold:
     def __init__(self, *parts: FoldPart) -> None:
         self.kinds: Counter[str] = Counter()
         """Rows by kind."""
         self.applied = 0
         self.staleness: Counter[int] = Counter()
-        """Applied updates by their staleness."""
+        """Applied updates by their staleness, as `counted_staleness` has it."""
         self.refused: Counter[tuple[str, int]] = Counter()
         """Updates decided on and not applied, by outcome and staleness."""
-        self.weights: Counter[tuple[int, float]] = Counter()
-        """Applied updates by staleness and alpha_t."""
-        self.published_at = array("d", [0.0])
-        """When every version could be read; version 0 from the start."""
-        self.gradients_of = array("q", [0])
-        """Gradients in every version decided on."""
-        self.evaluations: list[EvaluatedVersion] = []
+        self.staleness_sum = self.staleness_largest = 0
+        """Of applied updates, exactly."""
+        self.t = 0
+        """Versions published."""
+        self.gradients = 0
+        """In the versions decided on."""
         self.ended: str | None = None
         """Why the run ended; None while it goes on, also after it was extended."""
         self.ends: dict[str, Any] | None = None
         """The ends that the run was given after it had begun, by the names of the settings."""
-        self._gradients = 0
-        self._rounds = False
+        self._t_decided = self._gradients = 0
+        """The newest version decided on, and the gradients of all applied updates, those after it included."""
         self._settle = [part.settle for part in parts if hasattr(part, "settle")]
         self._takers = _takers(self._own_takers(), *(part.takers() for part in parts))
 
@@ -151,27 +140,13 @@ class RunFold:
     # --- totals ------------------------------------------------------------------------------------------------------
 
     @property
-    def t(self) -> int:
-        """Versions published."""
-        return len(self.published_at) - 1
-
-    @property
-    def gradients(self) -> int:
-        """In the versions decided on."""
-        return self.gradients_of[-1]
-
-    @property
     def duplicates(self) -> int:
         """Updates that were pushed again after they had been answered."""
         return self.kinds["repeated"]
 
     @property
     def staleness_mean(self) -> float:
-        return sum(u * count for u, count in self.staleness.items()) / self.applied if self.applied else 0.0
-
-    @property
-    def staleness_largest(self) -> int:
-        return max(self.staleness, default=0)
+        return self.staleness_sum / self.applied if self.applied else 0.0
 
     def rejected(self) -> Counter[str]:
         """Updates decided on and not applied, by outcome."""
@@ -179,14 +154,6 @@ class RunFold:
         for (outcome, _), count in self.refused.items():
             found[outcome] += count
         return found
-
-    def mixed_at(self, t: int | None) -> float | None:
-        """When the version was published that an update went into."""
-        return self.published_at[t] if t is not None and t < len(self.published_at) else None
-
-    def gradients_in(self, t: int) -> int:
-        """The gradients in a version; in the newest one decided on where this one is not."""
-        return self.gradients_of[min(t, len(self.gradients_of) - 1)]
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
@@ -214,50 +181,37 @@ class RunFold:
             if piece[name]:
                 for take in takers:
                     take(piece[name])
-        missing = self.t + 1 - len(self.gradients_of)
-        if missing > 0:  # a group whose deadline passed had no last update
-            self.gradients_of.extend([self._gradients] * missing)
+        if self.t > self._t_decided:  # a group whose deadline passed had no last update
+            self._t_decided, self.gradients = self.t, self._gradients
         for settle in self._settle:
             settle(self.t)
 
     def _own_takers(self) -> Mapping[str, Taker]:
-        return {
-            "published": self._published,
-            "decided": self._decided,
-            "evaluated": self._evaluated,
-            "ends": self._ended,
-        }
+        return {"published": self._published, "decided": self._decided, "ends": self._ended}
 
     def _published(self, rows: Rows) -> None:
-        for at, t in rows:
-            missing = t + 1 - len(self.published_at)  # one pass of the updater may publish several as one
-            self.published_at.extend([at] * missing)
+        self.t = max(self.t, *(t for _, t in rows))
 
     def _decided(self, rows: Rows) -> None:
         applied = [row for row in rows if row[KEEP] is not None]
         if len(applied) < len(rows):
-            self.refused.update([(row[2], row[1]) for row in rows if row[KEEP] is None])
+            self.refused.update([(row[2], counted_staleness(row[1])) for row in rows if row[KEEP] is None])
+        if not applied:
+            return
+        staleness = [row[1] for row in applied]
+        largest = max(staleness)
         self.applied += len(applied)
-        self.staleness.update(map(itemgetter(1), applied))
-        self._weigh(map(itemgetter(1, 4), applied))
-        gradients_of, total = self.gradients_of, self._gradients
+        self.staleness_sum += sum(staleness)
+        self.staleness_largest = max(self.staleness_largest, largest)
+        self.staleness.update(staleness if largest < _EXACT_BELOW else map(counted_staleness, staleness))
+        t_decided, total, gradients_of_t = self._t_decided, self._gradients, self.gradients
         for t, publish, gradients in map(itemgetter(0, 5, 6), applied):
-            while len(gradients_of) < t:  # a group whose deadline passed had no last update
-                gradients_of.append(total)
+            if t_decided < t - 1:  # a group whose deadline passed had no last update
+                t_decided, gradients_of_t = t - 1, total
             total = min(total + gradients, TOTAL_MAX)
             if publish:
-                gradients_of.append(total)
-        self._gradients = total
-
-    def _weigh(self, weights: Iterable[tuple[int, float]]) -> None:
-        self.weights.update(map(_rounded, weights) if self._rounds else weights)
-        if not self._rounds and len(self.weights) > WEIGHTS_MAX:
-            self._rounds, exact, self.weights = True, self.weights, Counter()
-            for weight, count in exact.items():
-                self.weights[_rounded(weight)] += count
-
-    def _evaluated(self, rows: Rows) -> None:
-        self.evaluations.extend(map(EvaluatedVersion._make, rows))
+                t_decided, gradients_of_t = t_decided + 1, total
+        self._t_decided, self._gradients, self.gradients = t_decided, total, gradients_of_t
 
     def _ended(self, rows: Rows) -> None:
         for _, kind, detail in rows:
@@ -266,6 +220,44 @@ class RunFold:
                 self.ended = str(facts.get("reason", ""))
             else:
                 self.ended, self.ends = None, {name: facts[name] for name in ENDS}
+
+    # --- for a checkpoint --------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """The totals as plain JSON, without those of the parts; the same size for a run of any length."""
+        return {
+            **{name: getattr(self, name) for name in _PLAIN_TOTALS},
+            "kinds": dict(self.kinds),
+            "staleness": list(self.staleness.items()),
+            "refused": [[*which, count] for which, count in self.refused.items()],
+            "t_decided": self._t_decided,
+            "gradients_applied": self._gradients,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from totals that `state` gave."""
+        for name in _PLAIN_TOTALS:
+            setattr(self, name, state[name])
+        self.kinds = Counter(state["kinds"])
+        self.staleness = Counter(dict(state["staleness"]))
+        self.refused = Counter({(outcome, staleness): count for outcome, staleness, count in state["refused"]})
+        self._t_decided, self._gradients = state["t_decided"], state["gradients_applied"]
+
+
+_PLAIN_TOTALS = ("applied", "staleness_sum", "staleness_largest", "t", "gradients", "ended", "ends")
+_EXACT_BELOW = 10**STALENESS_DIGITS
+
+
+def counted_staleness(staleness: int) -> int:
+    """The staleness under which an update is counted.
+
+    >>> counted_staleness(999), counted_staleness(1001), counted_staleness(123_456)
+    (999, 1000, 123000)
+    """
+    if staleness < _EXACT_BELOW:
+        return staleness
+    unit = int(10 ** (len(str(staleness)) - STALENESS_DIGITS))
+    return staleness // unit * unit
 
 
 class VersionUpdates:
@@ -292,11 +284,6 @@ class VersionUpdates:
         if self._gathered and self._t <= t:
             self._complete(self._gathered)
             self._gathered.clear()
-
-
-def _rounded(weight: tuple[int, float]) -> tuple[int, float]:
-    staleness, alpha_t = weight
-    return staleness, float(f"{alpha_t:.{ROUNDED_DIGITS}g}")
 
 
 def _takers(*some: Mapping[str, Taker]) -> dict[str, list[Taker]]:

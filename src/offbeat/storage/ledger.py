@@ -242,16 +242,15 @@ class Ledger:
 
     def latest_applied(self, count: int, until: int) -> list[Decision]:
         """The last `count` applied decisions whose number is at most `until`."""
-        return self._latest("keep IS NOT NULL AND decision <= ?", until, count)
-
-    def latest_decisions(self, count: int, until: int) -> list[Decision]:
-        """The last `count` decisions up to this row."""
-        return self._latest("sequence <= ?", until, count)
-
-    def _latest(self, which: str, until: int, count: int) -> list[Decision]:
-        where = f"kind = 'decided' AND {which}"
+        where = "kind = 'decided' AND keep IS NOT NULL AND decision <= ?"
         query = f"SELECT * FROM events WHERE {where} ORDER BY sequence DESC LIMIT ?"  # noqa: S608 (text of this file)
         return [as_decision(read(row)) for row in reversed(self.select(query, (until, count)))]
+
+    def latest_decisions(self, count: int, until: int) -> Iterator[Decision]:
+        """The last `count` decisions up to this row, a page at a time."""
+        latest = "SELECT sequence FROM events WHERE kind = 'decided' AND sequence <= ? ORDER BY sequence DESC LIMIT ?"
+        (first, found), *_ = self.select(f"SELECT min(sequence), count(*) FROM ({latest})", (until, count))  # noqa: S608
+        return map(as_decision, self.rows("decided", after=(first or 1) - 1, limit=found))
 
     def close(self) -> None:
         """Flush and close; a second time does nothing."""

@@ -14,9 +14,10 @@ from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from offbeat.errors import InvalidValue
-from offbeat.storage.fold import EvaluatedVersion, Rows, RunFold, Taker
+from offbeat.storage.fold import Rows, RunFold, Taker
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import metrics_in
+from offbeat.storage.version_fold import EvaluatedVersion, VersionFold
 
 PARTS = 200
 """A window is closed when it holds this part of all updates so far."""
@@ -111,7 +112,8 @@ class ProgressReader:
     def __init__(self) -> None:
         self.after = 0
         """The last row that was read."""
-        self._fold = RunFold(self)
+        self._versions = VersionFold()
+        self._fold = RunFold(self, self._versions)
         self._told = 0
         """Evaluations that were told."""
         self._closed: list[tuple[int, Report]] = []
@@ -123,8 +125,8 @@ class ProgressReader:
         """What the rows say that were committed since the last time, in their order."""
         newest = ledger.newest()
         self._fold.read(ledger.select, self.after, newest)
-        evaluated = self._fold.evaluations[self._told :]
-        self.after, self._told = newest, len(self._fold.evaluations)
+        evaluated = self._versions.evaluations[self._told :]
+        self.after, self._told = newest, len(self._versions.evaluations)
         found = [*((one.sequence, self._point(one)) for one in evaluated), *self._closed]
         self._closed = []
         return [report for _, report in sorted(found, key=itemgetter(0))]
@@ -139,7 +141,7 @@ class ProgressReader:
     def _point(self, evaluation: EvaluatedVersion) -> TrackedPoint:
         """At the moment of its publication; x_0 was there from the beginning."""
         t = min(evaluation.t, self._fold.t)
-        at, gradients = self._fold.published_at[t], self._fold.gradients_in(t)
+        at, gradients = self._versions.published_at[t], self._versions.gradients_in(t)
         return TrackedPoint(evaluation.t, at, gradients, metrics_in(evaluation.detail))
 
     def _window(self) -> UpdateWindow:

@@ -184,7 +184,6 @@ def _furnished(app: web.Application, site: Site, routes: list[tuple[str, tuple[P
             for method in _methods(route):
                 app.router.add_route(method, prefix + route.path, _handler(site, route))
     app.on_response_prepare.append(_add_headers)
-    app.on_startup.append(site.start)
     app.on_shutdown.append(site.stop)
     app.on_cleanup.append(site.close)
     return site

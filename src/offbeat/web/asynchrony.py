@@ -28,7 +28,7 @@ def asynchrony(reading: RunReader) -> dict[str, Any]:
     steps = open_over_time(fleet.leased_at, fleet.ended_at, STEPS_MAX)
     return {
         "staleness": histogram(fold.staleness, BINS_MAX),
-        "weights": weights(fold.weights),
+        "weights": weights(reading.versions.weights),
         "function": function(reading),
         "timeline": timeline(reading),
         "in_flight": [{"at_s": at, "in_flight": count} for at, count in steps],
@@ -71,7 +71,7 @@ def _neighbourhoods(counts: Counter[tuple[int, float]]) -> dict[tuple[int, float
 
 def function(reading: RunReader) -> list[dict[str, Any]]:
     """What the rule makes an update weigh, by its staleness; empty where that is no function of it."""
-    last = max(CURVE_LEAST, *reading.fold.staleness, 0)
+    last = max(CURVE_LEAST, reading.fold.staleness_largest)
     t = max(reading.fold.t, last) + 1
     curve = method.rule_curve(reading.settings, t, thinned(range(last + 1), CURVE_POINTS))
     return [{"staleness": u, "alpha_t": alpha_t} for u, alpha_t in curve]
@@ -134,7 +134,7 @@ def _task(ended: EndedTask, reading: RunReader) -> dict[str, Any]:
         "leased_s": ended.leased_at,
         "arrived_s": ended.ended_at if arrived else None,
         "released_s": ended.ended_at if ended.outcome and not arrived else None,
-        "mixed_s": reading.fold.mixed_at(ended.t) if ended.outcome == "applied" else None,
+        "mixed_s": reading.versions.mixed_at(ended.t) if ended.outcome == "applied" else None,
         "staleness": ended.staleness,
         "outcome": ended.outcome or None,
     }

@@ -5,7 +5,7 @@ from typing import Any
 
 from offbeat.settings import EPOCHS
 from offbeat.storage.fleet_fold import RATE_UPDATES
-from offbeat.storage.fold import RunFold
+from offbeat.storage.version_fold import VersionFold
 from offbeat.web.json_twins import metrics_of, said, thinned
 from offbeat.web.run_reader import RunReader
 
@@ -16,7 +16,7 @@ SILENCE_S = 300.0
 
 def overview(reading: RunReader) -> dict[str, Any]:
     fold, fleet, now = reading.fold, reading.fleet, reading.now()
-    newest = fold.evaluations[-1] if fold.evaluations else None
+    newest = reading.versions.evaluations[-1] if reading.versions.evaluations else None
     return {
         "run": about(reading),
         "health": health(reading),
@@ -38,7 +38,7 @@ def overview(reading: RunReader) -> dict[str, Any]:
         "staleness_largest": fold.staleness_largest,
         "metrics": metrics_of(newest.detail) if newest else {},
         "metrics_t": newest.t if newest else None,
-        "curve": curve(fold, CURVE_POINTS),
+        "curve": curve(reading.versions, CURVE_POINTS),
         "sequence": reading.sequence,
     }
 
@@ -68,16 +68,16 @@ def rule_of(settings: dict[str, Any]) -> str | None:
     return ", ".join([str(rule), *alpha, *filter(None, [settings.get("staleness_fn")])])
 
 
-def curve(fold: RunFold, most: int) -> list[dict[str, Any]]:
+def curve(versions: VersionFold, most: int) -> list[dict[str, Any]]:
     """The metrics of evaluated versions; `gradients` and `at_s` are those of the version, not of its evaluation."""
     return [
         {
             "t": t,
-            "gradients": fold.gradients_in(t),
-            "at_s": fold.mixed_at(t),
+            "gradients": versions.gradients_in(t),
+            "at_s": versions.mixed_at(t),
             "metrics": metrics_of(detail),
         }
-        for _, _, t, detail in thinned(fold.evaluations, most)
+        for _, _, t, detail in thinned(versions.evaluations, most)
     ]
 
 
@@ -91,16 +91,17 @@ def updates_per_s(applied_at: Sequence[float], now: float) -> float:
     return count / (now - since) if now > since else 0.0
 
 
-def versions_per_s(fold: RunFold, now: float) -> float:
-    before = max(0, fold.t - RATE_UPDATES)
-    since = fold.published_at[before]
-    return (fold.t - before) / (now - since) if now > since else 0.0
+def versions_per_s(versions: VersionFold, now: float) -> float:
+    t = len(versions.published_at) - 1
+    before = max(0, t - RATE_UPDATES)
+    since = versions.published_at[before]
+    return (t - before) / (now - since) if now > since else 0.0
 
 
 def eta_s(reading: RunReader) -> float | None:
     """Seconds to the end at this rate, whichever end comes first; null where none is in sight."""
     fold, settings, now = reading.fold, reading.ends, reading.now()
-    rate, epochs = versions_per_s(fold, now), epochs_of(settings)
+    rate, epochs = versions_per_s(reading.versions, now), epochs_of(settings)
     if reading.state != "running":
         return None
     ends = []

@@ -20,6 +20,7 @@ from offbeat.storage.fold import RunFold
 from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import CHATTER, Ledger
 from offbeat.storage.run_folder import LEDGER, SETTINGS, SUMMARY, RunFolder, State
+from offbeat.storage.version_fold import VersionFold
 
 REFRESH_S = 1.0
 """A run is looked at again after this long at the earliest."""
@@ -47,8 +48,8 @@ class RunReader:
         self._summary: tuple[Stamp | None, dict[str, Any] | None] = (None, None)
 
     def _begin_fold(self, *, verbose: bool) -> None:
-        self.fleet = FleetFold(verbose=verbose)
-        self.fold = RunFold(self.fleet)
+        self.fleet, self.versions = FleetFold(verbose=verbose), VersionFold()
+        self.fold = RunFold(self.fleet, self.versions)
 
     # --- what others may ask, with the lock --------------------------------------------------------------------------
 

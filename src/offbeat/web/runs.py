@@ -137,13 +137,14 @@ def part(reading: RunReader, runs: int) -> dict[str, Any]:
         "about": about(reading),
         "settings": settings,
         "results": results(reading),
-        "curve": curve(reading.fold, min(500, COMPARED_POINTS_MAX // runs)),
+        "curve": curve(reading.versions, min(500, COMPARED_POINTS_MAX // runs)),
     }
 
 
 def results(reading: RunReader) -> dict[str, Any]:
     fold, summary = reading.fold, reading.summary or {}
-    newest = metrics_of(fold.evaluations[-1].detail) if fold.evaluations else {}
+    evaluations = reading.versions.evaluations
+    newest = metrics_of(evaluations[-1].detail) if evaluations else {}
     return {
         **newest,
         "t": fold.t,

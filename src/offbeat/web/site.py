@@ -56,7 +56,10 @@ class Site:
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
     def warm(self, name: str = "") -> None:
-        """Count what a run has so far before anybody asks: its page is on its way, and loads its script first."""
+        """Count what a run has so far: its page is on its way, and loads its script first.
+
+        Not before somebody opens a page: a server with a long history must start at once, and has no use for it.
+        """
 
         def count() -> None:
             reading = self.runs.get(name)
@@ -64,10 +67,6 @@ class Site:
                 reading.refresh()
 
         self.pool.submit(count)
-
-    async def start(self, _: web.Application) -> None:
-        if not self.many:
-            self.warm()
 
     async def stop(self, _: web.Application) -> None:
         for watch in self._watches.values():
@@ -165,8 +164,9 @@ class Site:
 
     async def page(self, request: web.Request) -> web.Response:
         """The one page: its script shows what the path means."""
-        if "run" in request.match_info:
-            self.warm(request.match_info["run"])
+        name = request.match_info.get("run", "")
+        if name or not (self.many or request.path == "/login"):
+            self.warm(name)
         return sent(await self.off_loop(lambda: self.assets.load(PAGE, root_of(request))), request)
 
     async def static(self, request: web.Request) -> web.Response:

@@ -108,7 +108,7 @@ def _update(row: Row, reading: RunReader) -> dict[str, Any]:
         "outcome": row.outcome or row.kind,
         "leased_s": row.granted_at,
         "arrived_s": row.at,
-        "mixed_s": reading.fold.mixed_at(row.t) if row.keep is not None else None,
+        "mixed_s": reading.versions.mixed_at(row.t) if row.keep is not None else None,
         "samples": row.samples,
         "gradients": row.gradients,
     }
