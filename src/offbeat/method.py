@@ -12,12 +12,12 @@ from offbeat.core import rules, staleness
 from offbeat.core.gate import Gate
 from offbeat.core.rules import Rule
 from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.protocol.answer_book import DecidedTask
 from offbeat.protocol.best import BestBy
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.dispatch import Available
 from offbeat.protocol.ends import Ends
 from offbeat.protocol.led import LedCoordinator
-from offbeat.protocol.messages import Decision
 from offbeat.protocol.plan import Plan, Target
 from offbeat.protocol.scheduler import GammaSchedule, Scheduler, gamma_schedule
 from offbeat.protocol.snapshot import State, restored
@@ -53,7 +53,7 @@ class Method:
         """One that is led through a run of this method that was recorded."""
         return LedCoordinator(self.rule, self.plan, self.scheduler, seed=self.seed)
 
-    def restored(self, state: State, decided: Iterable[Decision]) -> Coordinator:
+    def restored(self, state: State, decided: Iterable[DecidedTask]) -> Coordinator:
         """The coordinator as it stood at a checkpoint; `decided` are the last `answers_kept` decisions before it."""
         return restored(state, self.rule, self.plan, self.scheduler, seed=self.seed, decided=decided)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.core.rules import Mix
-from offbeat.protocol.answer_book import AnswerBook
+from offbeat.protocol.answer_book import AnswerBook, DecidedTask
 from offbeat.protocol.messages import AnswerPush, Decision, Lease, Outcome
 
 WHOLE = st.integers(0, 2**63 - 1)
@@ -32,6 +32,13 @@ def test_an_answer_comes_back_as_it_was_and_says_that_it_is_repeated(told: list[
     for decision in told:
         book.remember(answer(decision, why))
     assert list(book.items()) == [(d.lease.task, answer(d, why).again()) for d in told]
+
+
+@given(DECISIONS.filter(lambda decision: decision.samples < 2**63))
+def test_a_decision_that_the_ledger_has_is_taken_up_as_the_answer_that_it_was(decision: Decision) -> None:
+    book = AnswerBook(10)
+    book.take_up(DecidedTask.of(decision))
+    assert book[decision.lease.task] == answer(decision).again()
 
 
 def test_the_oldest_are_forgotten() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from offbeat.errors import OffbeatError
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import WorkerBarred, WorkerReadmitted
 from offbeat.sim.run import Simulation, StopRequested
@@ -238,3 +239,24 @@ def test_stopping_a_run_leaves_it_interrupted(tmp_path: Path) -> None:
         "sentence": f"interrupted at epoch {found['t']}: start it again with the same command and it goes on",
     }
     assert found["eta_s"] is None
+
+
+def test_a_long_reading_ends_when_nobody_looks_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated(tmp_path / "run", epochs=30)
+    monkeypatch.setattr("offbeat.storage.fold.SPAN_ROWS", 20)
+    reading, pages, select = RunReader(tmp_path / "run"), list[str](), Ledger.select
+
+    def closed_meanwhile(ledger: Ledger, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        pages.append(query)
+        reading.closing = len(pages) > 20
+        return select(ledger, query, values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "select", closed_meanwhile)
+        with pytest.raises(OffbeatError, match="being closed"):
+            reading.refresh()
+    assert len(pages) == 21
+    reading.closing = False
+    reading.refresh(0.0)
+    assert reading.fold.t == 30, "it is counted anew, and nothing twice"
+    assert reading.fold.applied == len(Told(rows_of(tmp_path / "run")).applied)

@@ -14,6 +14,7 @@ from offbeat.server.server import ServeOptions
 from offbeat.server.settings import AccessSettings
 from offbeat.web.app import furnish
 from offbeat.web.pages import POLICY
+from offbeat.web.run_reader import RunReader
 from offbeat.worker.settings import trusted
 from tests.server import serving as served
 from tests.server.serving import Running, Worker, serving
@@ -160,3 +161,20 @@ def test_beyond_this_machine_without_tokens_nothing_is_shown(tmp_path: Path, whe
             assert (answer.status, b"not shown here" in answer.body) == (403, True), path
         assert here.call("POST", "/workers/0/quarantine").status == 403
         assert here.call("GET", "/metrics").status == 403
+
+
+def test_a_server_counts_for_its_page_when_somebody_opens_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = list[str]()
+    refresh = RunReader.refresh
+
+    def noted(reading: RunReader, least_s: float = 1.0) -> int:
+        looked.append(reading.name)
+        return refresh(reading, least_s)
+
+    monkeypatch.setattr(RunReader, "refresh", noted)
+    with serving(tmp_path) as running:
+        for path in ("/v1/health", "/v1/status", "/login"):
+            assert running.call("GET", path).status == 200
+        assert looked == []
+        assert Visitor(running.url).call("GET", "/").status == 200
+        until(lambda: looked, bool)

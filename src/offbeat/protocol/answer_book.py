@@ -1,12 +1,13 @@
 """Owns the answers of the latest tasks, for pushes that come again: as many as the plan says, each in few bytes.
 
-An answer consists of thirty objects and would take a kilobyte; there may be a hundred thousand of them. So each is
+An answer consists of thirty objects, which take 760 bytes; there may be a hundred thousand of them. So each is
 kept as one packed record, and made anew, equal to the first, when it is asked for.
 """
 
 import struct
 from collections import deque
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from offbeat.core.rules import Mix
 from offbeat.protocol.messages import AnswerPush, Decision, Lease, Outcome
@@ -14,8 +15,41 @@ from offbeat.protocol.messages import AnswerPush, Decision, Lease, Outcome
 _RECORD = struct.Struct("<BB10q7d")
 _APPLIED, _PUBLISHES, _HAS_ITERATIONS, _HAS_GAMMA = 1, 2, 4, 8
 _OUTCOMES = tuple(Outcome)
-_NO_MIX = Mix(0.0, 0.0, 0.0, publish=False)
-_NUMBER = {outcome: number for number, outcome in enumerate(_OUTCOMES)}
+_NUMBER = {outcome.value: number for number, outcome in enumerate(_OUTCOMES)}
+
+
+class DecidedTask(NamedTuple):
+    """A decision as plain values under the names of the ledger's columns: a restart takes up a hundred thousand."""
+
+    task: int
+    outcome: str
+    worker: int
+    decision: int
+    device: int
+    number: int
+    tau: int
+    t: int
+    staleness: int
+    samples: int
+    gradients: int
+    local_iterations: int | None
+    at: float
+    granted_at: float
+    deadline: float
+    keep: float | None
+    new: float | None
+    base: float | None
+    gamma: float | None
+    publish: bool | None
+
+    @classmethod
+    def of(cls, d: Decision) -> "DecidedTask":
+        lease, mix = d.lease, d.mix or (None, None, None, None)
+        return cls(
+            *(lease.task, d.outcome.value, lease.worker, d.sequence, lease.device, lease.number, lease.tau),
+            *(d.t, d.staleness, d.samples, d.gradients, lease.local_iterations),
+            *(d.at, lease.granted_at, lease.deadline, *mix[:3], lease.gamma, mix[3]),
+        )
 
 
 class AnswerBook(Mapping[int, AnswerPush]):
@@ -28,9 +62,21 @@ class AnswerBook(Mapping[int, AnswerPush]):
 
     def remember(self, answer: AnswerPush) -> None:
         """Keep the answer to a task that was decided on; where there are too many, the oldest is forgotten."""
-        if answer.task not in self._packed:
-            self._order.append(answer.task)
-        self._packed[answer.task] = _packed(answer)
+        if answer.decision is None:
+            raise AssertionError("only decided tasks are remembered")
+        try:
+            self._put(answer.task, _packed(*DecidedTask.of(answer.decision)) + answer.why.encode())
+        except struct.error:  # a number does not fit
+            self._put(answer.task, answer.again())
+
+    def take_up(self, decided: DecidedTask) -> None:
+        """Keep the answer to a task that was decided on before a restart, as the ledger has it."""
+        self._put(decided[0], _packed(*decided))
+
+    def _put(self, task: int, packed: bytes | AnswerPush) -> None:
+        if task not in self._packed:
+            self._order.append(task)
+        self._packed[task] = packed
         if len(self._order) > self._kept:
             del self._packed[self._order.popleft()]
 
@@ -48,23 +94,39 @@ class AnswerBook(Mapping[int, AnswerPush]):
         return len(self._order)
 
 
-def _packed(answer: AnswerPush) -> bytes | AnswerPush:
-    """The record, with the words behind it; the answer itself where a number does not fit."""
-    d = answer.decision
-    if d is None:
-        raise AssertionError("only decided tasks are remembered")
-    lease, mix = d.lease, d.mix or _NO_MIX
-    what = _APPLIED * (d.mix is not None) + _PUBLISHES * bool(mix.publish)
-    what += _HAS_ITERATIONS * (lease.local_iterations is not None) + _HAS_GAMMA * (lease.gamma is not None)
-    try:
-        record = _RECORD.pack(
-            *(_NUMBER[answer.outcome], what, answer.worker, d.sequence, lease.device, lease.number, lease.tau),
-            *(d.t, d.staleness, d.samples, d.gradients, lease.local_iterations or 0),
-            *(d.at, lease.granted_at, lease.deadline, mix.keep, mix.new, mix.base, lease.gamma or 0.0),
-        )
-    except struct.error:
-        return answer.again()
-    return record + answer.why.encode()
+def _packed(
+    _task: int,
+    outcome: str,
+    worker: int,
+    decision: int,
+    device: int,
+    number: int,
+    tau: int,
+    t: int,
+    staleness: int,
+    samples: int,
+    gradients: int,
+    iterations: int | None,
+    at: float,
+    granted_at: float,
+    deadline: float,
+    keep: float | None,
+    new: float | None,
+    base: float | None,
+    gamma: float | None,
+    publish: bool | None,
+) -> bytes:
+    what = 0
+    if keep is not None:
+        what = _APPLIED + _PUBLISHES if publish else _APPLIED
+    if iterations is not None:
+        what += _HAS_ITERATIONS
+    if gamma is not None:
+        what += _HAS_GAMMA
+    return _RECORD.pack(
+        *(_NUMBER[outcome], what, worker, decision, device, number, tau, t, staleness, samples, gradients),
+        *(iterations or 0, at, granted_at, deadline, keep or 0.0, new or 0.0, base or 0.0, gamma or 0.0),
+    )
 
 
 def _answer(task: int, packed: bytes) -> AnswerPush:

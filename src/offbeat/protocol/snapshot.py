@@ -11,6 +11,7 @@ from typing import Any
 
 from offbeat.core.rules import Mix, Rule
 from offbeat.errors import InvalidValue
+from offbeat.protocol.answer_book import DecidedTask
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.dispatch import Available
 from offbeat.protocol.ends import Ends
@@ -59,7 +60,7 @@ def restored(
     *,
     seed: int = 0,
     available: Available = lambda _worker, _at: True,
-    decided: Iterable[Decision] = (),
+    decided: Iterable[DecidedTask] = (),
 ) -> Coordinator:
     """The coordinator that this state was taken of, given the same rule, plan, scheduler and seed.
 
@@ -78,9 +79,10 @@ def restored(
     c.end_reason, c.finished = state["ending"], state["finished"]
     _restore_end(c, state)
     c.book.restore(state["book"], _lease)
-    known = map(_again, decided) if state["answers"] is None else map(_answer, state["answers"])
-    for answer in known:
+    for answer in map(_answer, state["answers"] or ()):
         c.judge.answers.remember(answer)
+    for task in decided if state["answers"] is None else ():
+        c.judge.answers.take_up(task)
     c.idle.restore(state["idle"])
     c.contribution.restore(state["contribution"])
     for values in state["evaluations"]:
@@ -183,11 +185,6 @@ def _from_answer(answer: AnswerPush) -> list[Any]:
         raise AssertionError("only decided tasks are remembered")
     facts = [d.sequence, d.at, d.t, d.staleness, d.samples, d.gradients]
     return [answer.worker, answer.outcome.value, _from_lease(d.lease), d.mix and list(d.mix), *facts]
-
-
-def _again(decision: Decision) -> AnswerPush:
-    lease = decision.lease
-    return AnswerPush(lease.worker, lease.task, decision.outcome, decision, repeated=True)
 
 
 def _answer(values: list[Any]) -> AnswerPush:

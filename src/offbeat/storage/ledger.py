@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.protocol.answer_book import DecidedTask
 from offbeat.protocol.messages import Command, Decision, Evaluated, Event
 from offbeat.storage.chain import GENESIS, RowPacker, linked, row_packer
 from offbeat.storage.disk import aside
@@ -246,11 +247,16 @@ class Ledger:
         query = f"SELECT * FROM events WHERE {where} ORDER BY sequence DESC LIMIT ?"  # noqa: S608 (text of this file)
         return [as_decision(read(row)) for row in reversed(self.select(query, (until, count)))]
 
-    def latest_decisions(self, count: int, until: int) -> Iterator[Decision]:
-        """The last `count` decisions up to this row, a page at a time."""
+    def latest_decisions(self, count: int, until: int) -> Iterator[DecidedTask]:
+        """The last `count` decisions up to this row, read a page at a time."""
         latest = "SELECT sequence FROM events WHERE kind = 'decided' AND sequence <= ? ORDER BY sequence DESC LIMIT ?"
-        (first, found), *_ = self.select(f"SELECT min(sequence), count(*) FROM ({latest})", (until, count))  # noqa: S608
-        return map(as_decision, self.rows("decided", after=(first or 1) - 1, limit=found))
+        first = self.select(f"SELECT min(sequence) FROM ({latest})", (until, count))[0][0]  # noqa: S608 (text from above)
+        columns = ", ".join(DecidedTask._fields)
+        query = f"SELECT sequence, {columns} FROM events WHERE kind = 'decided' AND sequence > ? AND sequence <= ?"  # noqa: S608
+        after = until if first is None else first - 1
+        while page := self.select(f"{query} ORDER BY sequence LIMIT {PAGE_ROWS}", (after, until)):
+            yield from (DecidedTask._make(row[1:]) for row in page)
+            after = page[-1][0]
 
     def close(self) -> None:
         """Flush and close; a second time does nothing."""

@@ -2,6 +2,7 @@
 
 Rules kept here:
 - Read-only, and nothing stays open: a run that ends can make its ledger one file, even while it is read.
+- The first reading goes through the whole ledger, page by page; it keeps totals, and some bytes per update and version.
 - One thread at a time uses a reader, and holds its `lock` meanwhile.
 - A run that goes on from an older moment, or another run in the same folder, is read anew from its beginning.
 """
@@ -10,13 +11,14 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.storage.fleet_fold import FleetFold
-from offbeat.storage.fold import RunFold
+from offbeat.storage.fold import Rows, RunFold
 from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import CHATTER, Ledger
 from offbeat.storage.run_folder import LEDGER, SETTINGS, SUMMARY, RunFolder, State
@@ -35,6 +37,8 @@ class RunReader:
         """`trouble` is what a server knows to be wrong that is in no file: a full disk, for instance."""
         self.folder, self.name, self.trouble = folder, name or folder.resolve().name, trouble
         self.lock = threading.RLock()
+        self.closing = False
+        """Nobody looks any more: a long reading ends at its next page."""
         self._looked_at = -inf
         self._forget(None)
 
@@ -114,12 +118,17 @@ class RunReader:
             if newest is None or newest == self._newest:
                 return
             try:
-                self.fold.read(ledger.select, self.sequence, newest[0])
+                self.fold.read(partial(self._page, ledger), self.sequence, newest[0])
             except BaseException:
                 self._forget(None)  # half of the rows are counted: begin anew the next time
                 raise
             self._moved_at = self._last_write() if self._moved_at is None else time.monotonic()
             self._newest, (self.sequence, self.at, _) = newest, newest
+
+    def _page(self, ledger: Ledger, query: str, span: tuple[int, int]) -> Rows:
+        if self.closing:
+            raise OffbeatError("the page is being closed")
+        return ledger.select(query, span)
 
     def _goes_on(self, ledger: Ledger, newest: tuple[Any, ...] | None) -> bool:
         """Is the row that was the newest still there, or one that a server forgets in time?"""

@@ -71,6 +71,10 @@ class Site:
     async def stop(self, _: web.Application) -> None:
         for watch in self._watches.values():
             watch.stop()
+            watch.reading.closing = True
+        only = None if self.many else self.runs.get("")
+        if only is not None:
+            only.closing = True
 
     async def close(self, _: web.Application) -> None:
         for watch in self._watches.values():
