@@ -286,3 +286,16 @@ def test_our_commands_read_its_folder(tmp_path: Path) -> None:
     export = CliRunner().invoke(main, ["export", str(folder), str(tmp_path / "x.safetensors")])
     assert export.exit_code == 0, export.output
     assert not (folder / "checkpoints").exists()
+
+
+def test_a_backup_goes_on_as_a_fork_beside_the_original(tmp_path: Path) -> None:
+    folder, out = tmp_path / "run", tmp_path / "out"
+    assert killed_at(folder, 30, (Coordinator, "handle"), "fedasync")
+    made = CliRunner().invoke(main, ["backup", str(folder), str(out)])
+    assert made.exit_code == 0, made.output
+    for path, forks in ((folder, 0), (out, 1)):
+        assert int(go(path).arrays["n"].numpy()) > 0
+        verified = CliRunner().invoke(main, ["verify", str(path), "--json"])
+        assert verified.exit_code == 0, verified.output
+        assert len(json.loads(verified.output)["forks"]) == forks
+    assert not (out / "backup.json").exists()

@@ -96,19 +96,23 @@ def when_applied(running: Running, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "keep_updates"),
+    ("rule", "keep_updates", "backups"),
     [
-        ("fedasync", "needed"),
-        pytest.param("delta", "needed", marks=pytest.mark.slow),
-        pytest.param("fedbuff:3", "all", marks=pytest.mark.slow),
+        ("fedasync", "needed", 3),
+        pytest.param("fedasync", "needed", 20, marks=pytest.mark.slow),
+        pytest.param("delta", "needed", 12, marks=pytest.mark.slow),
+        pytest.param("fedbuff:3", "all", 12, marks=pytest.mark.slow),
+        pytest.param("fedavg:2", "needed", 12, marks=pytest.mark.slow),
     ],
 )
-def test_backups_of_a_run_that_goes_on_are_whole_and_go_on(tmp_path: Path, rule: str, keep_updates: str) -> None:
+def test_backups_of_a_run_that_goes_on_are_whole_and_go_on(
+    tmp_path: Path, rule: str, keep_updates: str, backups: int
+) -> None:
     settings, limits = (
         {"rule": rule, "evaluate_every": 4, "keep_best": "size"},
         {**LIMITS, "keep_updates": keep_updates},
     )
-    seen, backups = Versions(), 8
+    seen = Versions()
     with serving(tmp_path, settings, limits) as running:
         with pushing(running, seen):
             for number in range(backups):
@@ -172,14 +176,17 @@ def test_a_backup_of_a_run_that_stands_still_is_everything(tmp_path: Path) -> No
 
 @pytest.fixture
 def forked(tmp_path: Path) -> Iterator[tuple[Running, Running, Worker]]:
-    """A run and its fork, both being served, and a worker of the original, which holds task 6 of it."""
+    """A run and its fork, both being served, and a worker of the original, which was given task 7 after the backup.
+
+    Another one has task 6, from before.
+    """
     with serving(tmp_path, limits=LIMITS) as original:
         worker = Worker(original, "ann")
         for _ in range(5):
             worker.work()
+        assert Worker(original, "bob").lease()["task"] == 6
         taken(original.url, tmp_path / "out")
-        lease = worker.lease()
-        assert lease["task"] == 6
+        assert worker.lease()["task"] == 7
         other = tmp_path / "other"
         other.mkdir()
         with serving(restored(tmp_path / "out", other, tmp_path / "line.py"), limits=LIMITS) as fork:
@@ -202,7 +209,7 @@ def test_the_fork_shows(forked: tuple[Running, Running, Worker], tmp_path: Path)
     assert not (fork.folder / MARKER).exists()
     assert json.loads((fork.folder / "run.json").read_text())["run"] == fork.status()["run"]
     assert fork.status()["in_flight"] == 0
-    assert original.status()["in_flight"] == 1
+    assert original.status()["in_flight"] == 2
     said = sentence(verify(fork.folder))
     assert f"This is run {fork.status()['run']}, forked from a backup of run {marker.run} at row {marker.row}." in said
     assert "in an unbroken chain" in said
@@ -217,32 +224,32 @@ def test_a_worker_of_the_original_is_told_and_its_update_is_mixed_under_no_numbe
     lost = Worker(original, "nobody")  # the original goes on
     lost.running = worker.running = fork
     for stranger in (worker, lost):
-        answer = stranger.push(6, data)
+        answer = stranger.push(7, data)
         assert (answer.status, answer.json["error"]) == (401, "unknown_session")
-    again = Worker(fork, "ann", holding=6)
+    again = Worker(fork, "ann", holding=7)
     assert again.joined["run"] == fork.status()["run"] != original.status()["run"]
     assert again.number == worker.number
     lease = again.lease()
-    assert lease["task"] == 6, "the number is used again"
-    answer = again.push(6, data, Offbeat_Run=original.status()["run"])
+    assert lease["task"] == 7, "the number is used again"
+    answer = again.push(7, data, Offbeat_Run=original.status()["run"])
     assert (answer.status, answer.json["error"]) == (404, "unknown_task")
     assert fork.status()["applied"] == 5
-    assert again.push(6, again.train(lease), Offbeat_Run=fork.status()["run"]).status == 200
+    assert again.push(7, again.train(lease), Offbeat_Run=fork.status()["run"]).status == 200
     worker.running = original
-    assert worker.push(6, data, Offbeat_Run=original.status()["run"]).status == 200
+    assert worker.push(7, data, Offbeat_Run=original.status()["run"]).status == 200
 
 
 def test_a_real_worker_of_the_original_drops_what_it_holds_and_works_for_the_fork(
     forked: tuple[Running, Running, Worker], tmp_path: Path
 ) -> None:
-    """Its outbox has an update of task 6, which the fork gives out, too."""
+    """Its outbox has an update of task 7, which the fork gives out, too."""
     original, fork, _ = forked
     task = load(str(tmp_path / "line.py"), Settings())
     ours, theirs = fork.status()["run"], original.status()["run"]
     with Outbox(tmp_path / "outbox", name="ann") as outbox:
         wrong = fork.server.run.mixer.x.copy()
         wrong.vector[:] = 1e9
-        outbox.keep(theirs, 6, wrong, Trained(5, 2))
+        outbox.keep(theirs, 7, wrong, Trained(5, 2))
         journal, said, interrupts = Journal(tmp_path / "journal"), list[str](), Interrupts()
 
         def say(line: str) -> None:
@@ -254,9 +261,9 @@ def test_a_real_worker_of_the_original_drops_what_it_holds_and_works_for_the_for
         settings = WorkerSettings(server=fork.url)
         RealWorker(client, outbox, lambda _: task, settings, journal=journal, interrupts=interrupts, say=say).run()
         journal.close()
-    assert f"dropped the update of task 6: it is of run {theirs}, the server has {ours}" in said
+    assert f"dropped the update of task 7: it is of run {theirs}, the server has {ours}" in said
     lines = [json.loads(line) for line in (tmp_path / "journal").read_text().splitlines()]
-    assert {(line["run"], line["task"], line["outcome"]) for line in lines} == {(ours, 6, "applied")}
+    assert {(line["run"], line["task"], line["outcome"]) for line in lines} == {(ours, 7, "applied")}
     assert abs(fork.server.run.mixer.x.vector).max() < 1e6
     assert verify(fork.folder, tmp_path / "journal")["journal"] == 1
 
@@ -352,6 +359,7 @@ without_head = edited("UPDATE commits SET head = zeroblob(32)")
         (lambda folder: (folder / MARKER).write_text("{}"), "is damaged"),
         (changed_marker(run="other"), "and the folder of run"),
         (changed_marker(row=3), "had another head at row 3"),
+        (edited("DELETE FROM events WHERE sequence = (SELECT max(sequence) FROM events)"), "are missing|at row|chain"),
         (without_head, "are not those that its checkpoint was taken of"),
     ],
 )
@@ -454,6 +462,11 @@ def test_what_is_there_is_not_touched(finished: Path, tmp_path: Path) -> None:
         assert result.exit_code == 2
         assert "is there already" in result.output
     assert names_in(tmp_path) == ["out"]
+
+
+def test_a_backup_does_not_lie_in_what_it_is_of(finished: Path) -> None:
+    with pytest.raises(InvalidValue, match="lies in the run's own folder"):
+        back_up(finished, finished / "out")
 
 
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ Tell = Callable[[int, int], None]
 
 def back_up(folder: Path, out: Path, tell: Tell = lambda _done, _all: None) -> Facts:
     """Copy the run in a folder, whether it goes on or not, to a new folder; answers what was verified."""
+    if out.resolve().is_relative_to(folder.resolve()) and out.resolve() != folder.resolve():
+        raise InvalidValue(f"{out} lies in the run's own folder; choose another place, best on another disk")
     with _partial(out) as partial:
         capture = Capture(folder, None if os.access(folder, os.W_OK) else partial)
         try:
@@ -89,9 +91,9 @@ def _unpacked(stream: Stream, partial: Path, progress: "_Progress") -> int:
 @contextmanager
 def _partial(out: Path) -> Iterator[Path]:
     """A folder to write to, which becomes `out` when the block ends well, and is gone when it does not."""
-    partial = out.with_name(f"{out.name}.partial")
     if out.exists() or out.is_symlink():
         raise InvalidValue(f"{out} is there already; a backup needs a name of its own")
+    partial = out.with_name(f"{out.name}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         lock = Lock.take(out.with_name(f"{out.name}.partial.lock"))

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from offbeat.errors import OffbeatError
 from offbeat.server.capture import Capture
-from offbeat.server.context import ServerContext, context_of, hello
+from offbeat.server.context import ServerContext, context_of, hello, identity_of
 from offbeat.server.descriptors import is_shortage, no_descriptors, refusal_of
 from offbeat.server.pulls import NO_HURRY_S
 from offbeat.server.refusals import Refusal
@@ -84,6 +84,7 @@ async def _send(request: web.Request, capture: Capture) -> web.StreamResponse:
             await write_within(request, response, piece, patience_s)
             context.metrics.sent(len(piece))
         await response.write_eof()
+        log.info("%s has taken a backup, up to row %s", identity_of(request), capture.marker.row)
     except ConnectionError:
         pass  # the reader has gone, or was cut off
     except OSError as error:
