@@ -7,7 +7,6 @@ Rules kept here:
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from offbeat.server.update_store import NO_LIMIT, UpdateStore
 from offbeat.server.version_store import VersionStore
 from offbeat.storage.checkpoints import Checkpoint, Checkpoints
 from offbeat.storage.disk import Disk
+from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import as_arrival, as_decision
 from offbeat.storage.run_folder import LEDGER, X_0, RunFolder
@@ -42,7 +42,7 @@ class Replay:
         self.folder, self.about = folder, RunFolder.open(folder)
         if not (folder / "layout.json").is_file():
             raise InvalidValue(f"{folder} is not the folder of a served run: it has no layout.json")
-        self.layout = layout_from(json.loads((folder / "layout.json").read_bytes()))
+        self.layout = layout_from(read_json(folder / "layout.json"))
         self.checkpoints = Checkpoints(folder / "checkpoints", self.layout, Disk())
         self.updates = UpdateStore(folder / "updates", self.layout, Disk())
         self.versions = VersionStore(folder / "versions", self.layout, Disk(), on_disk=(folder / "versions").is_dir())

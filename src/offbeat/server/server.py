@@ -48,6 +48,7 @@ from offbeat.server.settings import AccessSettings, ServerSettings
 from offbeat.server.trouble_watch import watch
 from offbeat.settings import Settings
 from offbeat.storage.disk import Disk
+from offbeat.storage.json_file import sealed
 from offbeat.storage.ledger import Observer
 from offbeat.storage.rows import as_event
 from offbeat.storage.run_folder import LEDGER
@@ -186,7 +187,7 @@ class Server:
         self.url = self._url(listener.port)
         self._watching = self.loop.create_task(watch(self.context))
         where = {"url": self.url, "pid": os.getpid(), "run": self.begun.run_id}
-        Disk().write_whole(self.options.folder / WHERE, [json.dumps(where).encode()])
+        Disk().write_whole(self.options.folder / WHERE, [sealed(json.dumps(where))])
         if self.context.finished:
             self._over(self.run.coordinator.end_reason)
 

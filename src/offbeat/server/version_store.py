@@ -18,7 +18,8 @@ from pathlib import Path
 from offbeat.core.layout import Layout, Model
 from offbeat.errors import InvalidValue
 from offbeat.storage.disk import Disk
-from offbeat.wire import body_of, header_of, mapped
+from offbeat.storage.sealed_model import mapped_whole, sealed_parts
+from offbeat.wire import header_of
 
 KEPT_MAX = 64
 """Versions that can be pulled, where there is room: the newest, and those before it that were just leased."""
@@ -39,6 +40,7 @@ class VersionStore:
     def __init__(self, folder: Path, layout: Layout, disk: Disk, *, on_disk: bool, bytes_max: int = BYTES_MAX) -> None:
         self.path, self.layout, self.disk, self.on_disk = folder, layout, disk, on_disk
         self.header = header_of(layout)
+        """Of a version on the wire."""
         self._alive_max = max(ALIVE_MIN, bytes_max // (4 * layout.size))
         self._kept_max = min(KEPT_MAX, max(self._alive_max // KEPT_PART, min(KEPT_MIN, self._alive_max - 1)))
         self._lock = threading.Lock()
@@ -54,7 +56,7 @@ class VersionStore:
 
     def add(self, t: int, x: Model) -> None:
         if self.on_disk and not self._file(t).exists():
-            self.disk.write_whole(self._file(t), [self.header, *body_of(x)])
+            self.disk.write_whole(self._file(t), sealed_parts(x, {"t": str(t)}))
         with self._lock:
             self._kept[t] = x
             for old in sorted(self._kept)[: -self._kept_max]:
@@ -127,7 +129,7 @@ class VersionStore:
         if kept is not None:
             return kept
         try:
-            return mapped(self._file(tau), self.layout)
+            return mapped_whole(self._file(tau), self.layout)
         except (OSError, ValueError) as error:
             raise VersionGone(f"version {tau}, {self._file(tau)}, is missing or damaged: {error}") from error
 

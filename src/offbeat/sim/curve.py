@@ -20,6 +20,7 @@ from offbeat.storage.rows import NewRow, RowMaker
 
 CURVE = "metrics.csv"
 CONTRIBUTION = "contribution.csv"
+TABLES = (CURVE, CONTRIBUTION)
 FOLDED_ROWS = 100
 """Rows that wait at most: one at a time costs more, and thousands keep the garbage collector busy."""
 
