@@ -56,17 +56,22 @@ def _part(folder: Path, check: Callable[[Path], Facts], otherwise: Facts) -> Fac
 def _chain(folder: Path) -> Facts:
     """Is every row the one that was written, and is this the ledger that other files of the run know?"""
     with Ledger.open(folder / LEDGER, read_only=True) as ledger:
-        wrong = [f"the file {folder / LEDGER} is damaged: {said}" for said in damaged_pages(ledger)]
-        if not ledger.chained:
-            return {"decisions": ledger.count("decided"), "chain": "none", "wrong": wrong}
-        check, chatter = check_chain(ledger), check_chatter(ledger)
-        wrong += [f"the ledger's {chatter}"] if chatter is not None else []
-        facts: Facts = {"decisions": check.decisions, "head": check.head.hex()}
-        if check.broken is not None:
-            wrong.append(f"the chain of the ledger: {check.broken}")
-            return facts | {"chain": "broken", "broken": str(check.broken), "wrong": wrong}
-        facts |= {"losses": [json.loads(row.detail or "{}")["what"] for row in ledger.rows("loss_accepted")]}
-        return facts | {"chain": "whole", "wrong": [*wrong, *_unknown_heads(folder, ledger)]}
+        return ledger_facts(folder, ledger)
+
+
+def ledger_facts(folder: Path, ledger: Ledger) -> Facts:
+    """What is in a ledger, and what is wrong with it."""
+    wrong = [f"the file {folder / LEDGER} is damaged: {said}" for said in damaged_pages(ledger)]
+    if not ledger.chained:
+        return {"decisions": ledger.count("decided"), "chain": "none", "wrong": wrong}
+    check, chatter = check_chain(ledger), check_chatter(ledger)
+    wrong += [f"the ledger's {chatter}"] if chatter is not None else []
+    facts: Facts = {"decisions": check.decisions, "head": check.head.hex()}
+    if check.broken is not None:
+        wrong.append(f"the chain of the ledger: {check.broken}")
+        return facts | {"chain": "broken", "broken": str(check.broken), "wrong": wrong}
+    facts |= {"losses": [json.loads(row.detail or "{}")["what"] for row in ledger.rows("loss_accepted")]}
+    return facts | {"chain": "whole", "wrong": [*wrong, *_unknown_heads(folder, ledger)]}
 
 
 def _unknown_heads(folder: Path, ledger: Ledger) -> Iterator[str]:

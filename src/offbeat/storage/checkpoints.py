@@ -73,7 +73,8 @@ class Checkpoints:
             models = vectors["w"], vectors.get("x", vectors["w"])
             return Checkpoint(kept["mark"], kept["state"], *models, kept.get("head", ""))
         except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
-            raise InvalidValue(f"checkpoint {mark} in {self.path} is damaged: {error}") from error
+            file = self._file(mark, "json")
+            raise InvalidValue(f"checkpoint {mark} in {self.path} is damaged: {file.name}: {error}") from error
 
     def _read(self, file: Path, digest: str) -> Model:
         """A vector, mapped: it takes no memory of ours until a newer one takes its place."""

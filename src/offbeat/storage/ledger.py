@@ -9,8 +9,7 @@ Rules kept here:
 - Rows wait in memory and are written many in one transaction; `flush` writes them now. Readers see all rows up to the
   last transaction, also while another process writes (WAL).
 - Not durable: what was flushed survives the death of the process, not a power cut. Durable: both.
-- One thread at a time uses a ledger, whichever that is.
-- A finished ledger is one file, readable also where nothing can be written.
+- One thread at a time uses a ledger. A finished one is one file, readable also where nothing can be written.
 """
 
 import sqlite3
@@ -26,7 +25,7 @@ from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.protocol.messages import Command, Decision, Evaluated, Event
 from offbeat.storage.chain import GENESIS, RowPacker, linked, row_packer
 from offbeat.storage.disk import aside
-from offbeat.storage.ledger_schema import SCHEMA, UNCHAINED_SCHEMA, make_tables, wrong_with
+from offbeat.storage.ledger_schema import SCHEMA, SIZE_MIN, UNCHAINED_SCHEMA, make_tables, wrong_with
 from offbeat.storage.rows import (
     KINDS,
     NewRow,
@@ -119,6 +118,8 @@ class Ledger:
         """A ledger that is there, to go on writing it or, while another process may do that, to read it."""
         if not path.is_file():
             raise InvalidValue(f"there is no ledger {path}; give the folder of a run")
+        if path.stat().st_size < SIZE_MIN:  # SQLite would take it for a new one, and remove the -wal beside it
+            raise InvalidValue(f"the ledger {path} is cut off; restore it from a copy")
         connection = _connected(path, "ro" if read_only else "rw")
         try:
             if not read_only:
@@ -200,13 +201,10 @@ class Ledger:
         Where they have checksums, those go with them: of every commit all rows go, or none.
         """
         self.flush()
-        page = self.select(
-            f"SELECT sequence FROM chatter WHERE sequence <= ? ORDER BY sequence LIMIT {PAGE_ROWS}",  # noqa: S608
-            (until,),
-        )
-        if not page:
+        page = f"SELECT sequence FROM chatter WHERE sequence <= ? ORDER BY sequence LIMIT {PAGE_ROWS}"  # noqa: S608
+        (last,) = self.select(f"SELECT max(sequence) FROM ({page})", (until,))[0]  # noqa: S608
+        if last is None:
             return False
-        (last,) = page[-1]
         with _explained(f"cannot write to the ledger {self.path}"), self._transaction() as execute:
             if not self.chained:
                 execute(f"DELETE FROM events WHERE kind IN ({_KINDS_OF_CHATTER}) AND sequence <= ?", (last,))  # noqa: S608
@@ -356,11 +354,12 @@ class Ledger:
     @contextmanager
     def at_one_moment(self) -> Iterator[None]:
         """All that is selected within the block is as it was at one moment, whatever another process writes."""
-        self._connection.execute("BEGIN")
+        self._connection.execute("SAVEPOINT moment")
         try:
             yield
         finally:
-            self._connection.execute("COMMIT")
+            with suppress(sqlite3.Error):  # a damaged file, which the reading has told
+                self._connection.execute("RELEASE moment")
 
     def select(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         """All rows that a query gives, of those that are written."""

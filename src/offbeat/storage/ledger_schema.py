@@ -16,6 +16,8 @@ from pathlib import Path
 SCHEMA = 2
 UNCHAINED_SCHEMA = 1
 """Of the versions before there was a chain: read, and gone on with, as it is."""
+SIZE_MIN = 4096
+"""Bytes of the smallest ledger: one page of SQLite's."""
 DIGEST = "sha256"
 """The name in `meta` of the digest of all the others."""
 COLUMNS = """(
