@@ -228,9 +228,9 @@ def mapped_with_metadata(path: Path, layout: Layout) -> tuple[Model, Mapping[str
     return Model(layout, vector, carried_of(header, whole, layout)).freeze(), header.metadata
 
 
-def unload(vectors: Iterable[Vector]) -> None:
+def unload(vectors: Iterable[Vector], at_least: int = UNLOADED_MIN) -> None:
     """Give back the memory that reading large mapped vectors took; later reads take them from the file again."""
     for vector in vectors:
         source = getattr(vector.base, "obj", None)
-        if isinstance(source, mmap.mmap) and len(source) >= UNLOADED_MIN:
+        if isinstance(source, mmap.mmap) and len(source) >= at_least:
             source.madvise(mmap.MADV_DONTNEED)

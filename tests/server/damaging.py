@@ -98,10 +98,14 @@ def _lived(running: Running, updates: int) -> Worker:
     running.call("DELETE", f"/v1/workers/{leaves.number}", headers=leaves.session)
     for t in range(1, updates + 1):
         assert worker.work(1.0 if t % 3 else -0.5).status == 200
-        until(lambda t=t: running.status()["t"] == t)
+        _reached(running, "t", t)
         if t % 9 == 0:
-            until(lambda t=t: running.status()["metrics_t"] == t)
+            _reached(running, "metrics_t", t)
     return worker
+
+
+def _reached(running: Running, name: str, t: int) -> None:
+    until(lambda: running.status()[name] == t)
 
 
 def simulated_run(folder: Path) -> DamagedRun:

@@ -1,6 +1,6 @@
-"""A file of a run is cut off, or one of its bits is flipped: a start refuses it, `verify` names it, or nobody reads that.
+"""A file of a run is cut off, or a bit of it is flipped: a start refuses it, `verify` names it, or nobody reads that.
 
-The table below says which. A file that they do not name fails the test: whoever adds one says how damage to it shows.
+The table below says which. A file that it does not name fails the test: whoever adds one says how damage to it shows.
 """
 
 import itertools
@@ -311,11 +311,16 @@ def test_without_its_wal_a_ledger_is_refused_and_named(original: DamagedRun, tmp
     assert "-wal" in refused or "its checkpoint was taken at row" in refused
 
 
-def test_chatter_that_a_redo_needs_is_not_believed_when_it_is_damaged(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> DamagedRun:
+    folder = tmp_path_factory.mktemp("killed")
+    (folder / "alive").mkdir()
+    return killed_run(folder / "run")
+
+
+def test_chatter_that_a_redo_needs_is_not_believed_when_it_is_damaged(killed: DamagedRun, tmp_path: Path) -> None:
     """A start would go through other events than there were, and a later checkpoint would make that the truth."""
-    folder = tmp_path / "run"
-    (tmp_path / "alive").mkdir()
-    run = killed_run(folder)
+    run = killed.copied(tmp_path / "copy")
     newest = max(int(file.stem) for file in run.run.glob("checkpoints/*.json"))
     with closing(sqlite3.connect(run.run / "ledger.sqlite")) as connection:
         changed = connection.execute("UPDATE chatter SET at = at + 1 WHERE sequence > ?", (newest,))
@@ -324,3 +329,23 @@ def test_chatter_that_a_redo_needs_is_not_believed_when_it_is_damaged(tmp_path: 
     refused, _ = told_by_start(run)
     assert "those that a restart needs are not those that were written" in refused
     assert "--accept-loss" in refused
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "detail = 'x' WHERE kind = 'joined' AND worker = 2",
+        "outcome = 'applix' WHERE kind = 'decided' AND decision = 3",
+        "t = 'x' WHERE kind = 'published' AND t = 3",
+        "new = 'x' WHERE kind = 'decided' AND decision = 5",
+    ],
+)
+def test_history_that_makes_no_sense_is_told_in_words(killed: DamagedRun, tmp_path: Path, changed: str) -> None:
+    """A start does not check the rows before its checkpoint, but reads some of them: they lead to no traceback."""
+    run = killed.copied(tmp_path / "copy")
+    with closing(sqlite3.connect(run.run / "ledger.sqlite")) as connection:
+        assert connection.execute(f"UPDATE events SET {changed}").rowcount == 1  # noqa: S608
+        connection.commit()
+    assert "the chain of the ledger: rows" in told_by_verify(run)
+    refused, _ = told_by_start(run)
+    assert not refused or "its chain is broken at rows" in refused

@@ -6,7 +6,10 @@ Rules kept here:
 - Only what came after the checkpoint is read: the whole history is `offbeat verify`'s.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from offbeat.errors import OffbeatError
 from offbeat.storage.chain_check import ChainBreak, check_chain, check_chatter
@@ -36,6 +39,24 @@ class LedgerLost(OffbeatError):
             f"{ledger.path}: {loss.what}. Restore the whole folder from a copy (`offbeat backup` makes one) and start "
             "again; or start once with --accept-loss, which records this and goes on with what is there"
         )
+
+
+@contextmanager
+def legible(path: Path) -> Iterator[None]:
+    """Say it in words where rows from before the checkpoint, which a start reads without checking, make no sense."""
+    try:
+        yield
+    except OffbeatError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        with Ledger.open(path, read_only=True) as ledger:
+            broken = check_chain(ledger).broken if ledger.chained else None
+        if broken is None:  # it is not the ledger's fault
+            raise
+        raise OffbeatError(
+            f"{path}: its chain is broken at {broken}. Restore the whole folder from a copy and start again; "
+            "`offbeat verify` says what else is wrong"
+        ) from error
 
 
 def loss_of(ledger: Ledger, checkpoint: Checkpoint, told: LedgerHead | None) -> LedgerLoss | None:

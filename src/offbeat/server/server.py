@@ -28,6 +28,7 @@ from offbeat.server.access import TOKENS, TokenBook
 from offbeat.server.app import make_app
 from offbeat.server.certificates import names_of, server_context
 from offbeat.server.context import ServerContext
+from offbeat.server.continuity import legible
 from offbeat.server.driver import WorkerCommand
 from offbeat.server.evaluator import Evaluator
 from offbeat.server.event_log import EventLog
@@ -115,8 +116,10 @@ class Server:
                 event_log = EventLog.open(options.log_events, run=self.begun.run_id)
                 undo.callback(event_log.close)
                 observers.append(event_log.written)
-            metrics = Metrics(options.folder / LEDGER)
-            self.run = self._run(metrics, observers)
+            with legible(options.folder / LEDGER):
+                metrics = Metrics(options.folder / LEDGER)
+                self.run = self._run(metrics, observers)
+                sessions = WorkerSessions(self._history())
             self._accept_task()
             self.extension = extension_of(self.run.coordinator, self.begun, options.settings)
             """Where the run goes on to another end than before: what that means, in words."""
@@ -124,7 +127,7 @@ class Server:
             self.process.remember(replace(self.begun.about, identity=identity(options.task)), self.run.layout)
             self.long_poll = LongPoll(loop, self.run.driver)
             self.context = ServerContext(
-                *(self.run, self.begun, self.long_poll, WorkerSessions(self._history())),
+                *(self.run, self.begun, self.long_poll, sessions),
                 *(self.tokens, metrics, options.limits, options.settings),
             )
             self._parts = undo.pop_all()

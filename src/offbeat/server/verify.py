@@ -94,15 +94,17 @@ def _replayed(folder: Path) -> Facts:
         newest, *older = list(replay.checkpoints.usable()) or [replay.checkpoints.newest()]  # which says what is wrong
         oldest = replay.beginning() or (older[-1] if older else newest)
         running = replay.about.state == "running"
-        until = newest.mark if running else NO_LIMIT
+        until, began = newest.mark if running else NO_LIMIT, start_of(oldest)
         there = start_of(newest) if running else replay.run(newest)
-        again = replay.run(oldest, until)
         kept = KeptResult.found(replay, there.t)
         final = (folder / FINAL).is_file() and kept is None
-        x = mapped(folder / FINAL, replay.layout) if final else there.x
-    theirs, ours, began = sha256(x), sha256(again.x), start_of(oldest)
-    same = theirs == ours and (there.t, there.applied) == (again.t, again.applied)
-    wrong = [f"the replay ends at epoch {again.t} with {ours}, the run at epoch {there.t} with {theirs}"] * (not same)
+        theirs = sha256(mapped(folder / FINAL, replay.layout) if final else there.x)
+        stood, there = (there.t, there.applied), began  # its model goes, before another one is made
+        again = replay.run(oldest, until)
+        ours = sha256(again.x)
+    same = theirs == ours and stood == (again.t, again.applied)
+    wrong = [f"the replay ends at epoch {again.t} with {ours}, the run at epoch {stood[0]} with {theirs}"] * (not same)
+    wrong += [f"{replay.versions.file(t)} is not the version that a replay gives" for t in sorted(replay.unlike)]
     wrong += [f"{kept.compared}: they differ"] if kept and not kept.agrees else []
     what = "x.safetensors" if final else "the newest version, from the newest checkpoint on,"
     compared = f"{what} with a replay from epoch {began.t}" + (f"; {kept.compared}" if kept else "")

@@ -55,8 +55,8 @@ class VersionStore:
             disk.make_folder(folder)
 
     def add(self, t: int, x: Model) -> None:
-        if self.on_disk and not self._file(t).exists():
-            self.disk.write_whole(self._file(t), sealed_parts(x, {"t": str(t)}))
+        if self.on_disk and not self.file(t).exists():
+            self.disk.write_whole(self.file(t), sealed_parts(x, {"t": str(t)}))
         with self._lock:
             self._kept[t] = x
             for old in sorted(self._kept)[: -self._kept_max]:
@@ -118,7 +118,7 @@ class VersionStore:
 
     def lasts(self, tau: int) -> bool:
         """Will this version, while it is pinned, be there for a redo? In memory it may still be when it is pruned."""
-        return self.on_disk and self._file(tau).exists()
+        return self.on_disk and self.file(tau).exists()
 
     def bytes(self) -> int:
         return sum(file.stat().st_size for file in self.path.glob("*.safetensors")) if self.on_disk else 0
@@ -129,9 +129,9 @@ class VersionStore:
         if kept is not None:
             return kept
         try:
-            return mapped_whole(self._file(tau), self.layout)
+            return mapped_whole(self.file(tau), self.layout)
         except (OSError, ValueError) as error:
-            raise VersionGone(f"version {tau}, {self._file(tau)}, is missing or damaged: {error}") from error
+            raise VersionGone(f"version {tau}, {self.file(tau)}, is missing or damaged: {error}") from error
 
     def prune(self, needed: set[int], newest: int) -> None:
         """Remove from the disk what is older than `newest`, not needed, and not pinned since `note_pins`."""
@@ -141,5 +141,6 @@ class VersionStore:
                     if int(file.stem) not in self._spared:
                         self.disk.remove(file)
 
-    def _file(self, t: int) -> Path:
+    def file(self, t: int) -> Path:
+        """Where a version lies, if it is on the disk."""
         return self.path / f"{t}.safetensors"
