@@ -45,6 +45,7 @@ __all__ = [
     "header_of",
     "is_flat",
     "mapped",
+    "mapped_with_metadata",
     "once",
     "read_header",
     "tensors_of",
@@ -210,6 +211,10 @@ def check_fit(header: Header, layout: Layout) -> None:
 
 def mapped(path: Path, layout: Layout) -> Model:
     """The model in a file, read-only; mapped where the body is the flat vector, which takes no memory of ours."""
+    return mapped_with_metadata(path, layout)[0]
+
+
+def mapped_with_metadata(path: Path, layout: Layout) -> tuple[Model, Mapping[str, str]]:
     try:
         with path.open("rb") as file:
             view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # unmapped when its last user is gone
@@ -218,14 +223,14 @@ def mapped(path: Path, layout: Layout) -> Model:
     whole = memoryview(view)
     header = read_header(whole, ExpectedHeader.of(layout))
     if not is_flat(header, layout) or len(whole) != header.size:
-        return unpack(whole, layout).freeze()
+        return unpack(whole, layout).freeze(), header.metadata
     vector = np.frombuffer(whole, np.float32, layout.size, header.length)
-    return Model(layout, vector, carried_of(header, whole, layout)).freeze()
+    return Model(layout, vector, carried_of(header, whole, layout)).freeze(), header.metadata
 
 
-def unload(vectors: Iterable[Vector]) -> None:
+def unload(vectors: Iterable[Vector], at_least: int = UNLOADED_MIN) -> None:
     """Give back the memory that reading large mapped vectors took; later reads take them from the file again."""
     for vector in vectors:
         source = getattr(vector.base, "obj", None)
-        if isinstance(source, mmap.mmap) and len(source) >= UNLOADED_MIN:
+        if isinstance(source, mmap.mmap) and len(source) >= at_least:
             source.madvise(mmap.MADV_DONTNEED)

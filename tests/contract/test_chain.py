@@ -17,7 +17,8 @@ from offbeat.protocol import messages
 from offbeat.protocol.messages import AnswerPush, Decision, Lease, Outcome, SendTask, UpdateArrived
 from offbeat.storage.chain import GENESIS, linked, row_packer, stored_bytes
 from offbeat.storage.chain_check import ChainCheck, check_chain
-from offbeat.storage.ledger import _TABLES, CHATTER, Ledger
+from offbeat.storage.ledger import CHATTER, Ledger
+from offbeat.storage.ledger_schema import TABLES
 from offbeat.storage.rows import every_row
 from tests.contract.test_ledger import ARRIVALS, DECISIONS, EVALUATIONS, STORIES
 
@@ -185,7 +186,7 @@ def test_a_row_has_the_same_bytes_before_and_after_the_database(happened: list[A
         for h in happened
     ]
     with closing(sqlite3.connect(":memory:")) as connection:
-        connection.executescript(_TABLES)
+        connection.executescript(TABLES)
         made = [row for event, commands in told for row in every_row(event, commands) if row.kind not in CHATTER]
         for sequence, row in enumerate(made, 1):
             names = ", ".join(row.shape.columns)

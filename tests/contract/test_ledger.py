@@ -65,7 +65,8 @@ from offbeat.protocol.messages import (
 )
 from offbeat.protocol.plan import Plan
 from offbeat.storage import ledger as ledger_module
-from offbeat.storage.ledger import SCHEMA, Ledger
+from offbeat.storage.ledger import Ledger
+from offbeat.storage.ledger_schema import SCHEMA
 from offbeat.storage.rows import KINDS, Row, as_arrival, as_event
 
 WHOLE = st.integers(0, 2**63 - 1)

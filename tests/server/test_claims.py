@@ -24,6 +24,7 @@ from offbeat.server.asked_work import AskedWork
 from offbeat.server.settings import ServerSettings
 from offbeat.settings import Settings
 from offbeat.storage.fold import RunFold
+from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import Row
 from offbeat.task import Work, solve, start
@@ -444,7 +445,7 @@ def test_a_run_of_the_version_before_compares_nothing(tmp_path: Path) -> None:
     with serving(tmp_path, task=adapter()):
         pass
     file = tmp_path / "run" / "run.json"
-    facts = json.loads(file.read_text())
+    facts = read_json(file)
     for name in ("base", "frozen", "batch_size", "local_passes", "local_iterations"):
         del facts["about"][name]
     file.write_text(json.dumps(facts))

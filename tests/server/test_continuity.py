@@ -13,6 +13,7 @@ import pytest
 from offbeat.errors import OffbeatError
 from offbeat.storage.chain_check import check_chain
 from offbeat.storage.head_file import HEAD, read_head
+from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import Ledger
 from tests.server.serving import Running, Worker, serving
 
@@ -155,7 +156,7 @@ def test_updates_whose_decisions_are_gone_do_not_keep_the_run_from_going_on(kill
     """A checkpoint that knows of a queue, and a ledger that ends before it."""
     folder = copy_of(killed, tmp_path)
     newest = max((folder / "run" / "checkpoints").glob("*.json"), key=lambda file: int(file.stem))
-    kept = json.loads(newest.read_text())
+    kept = read_json(newest)
     kept["state"]["applied"] += 2
     kept["state"]["t_decided"] += 2
     kept["state"]["sequence"] += 2

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from offbeat.cli import main
 from offbeat.protocol.messages import TimePassed
 from offbeat.server.server import ServeOptions
+from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import Ledger
 from offbeat.web.app import furnish
 from tests.server import serving as served
@@ -185,7 +186,7 @@ def test_a_run_of_before_there_was_silence_goes_on_without_it(tmp_path: Path) ->
     with serving(tmp_path):
         pass
     file = tmp_path / "run" / "run.json"
-    facts = json.loads(file.read_text())
+    facts = read_json(file)
     del facts["silent_s"]
     file.write_text(json.dumps(facts))
     with serving(tmp_path) as running:

@@ -66,7 +66,7 @@ def test_a_changed_decision_is_found_and_named(tmp_path: Path, tampered: str) ->
     status, text = said(tmp_path / "run")
     assert status == 1
     assert "in a BROKEN chain" in text
-    assert f"WRONG: the chain: rows {row}" in text or f"to {row}" in text or "they are not those" in text
+    assert f"WRONG: the chain of the ledger: rows {row}" in text or f"to {row}" in text or "they are not those" in text
 
 
 def test_nothing_is_called_the_same_where_nothing_was_replayed() -> None:

@@ -17,9 +17,9 @@ from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.protocol.messages import VersionPublished
 from offbeat.storage import run_folder
-from offbeat.storage.json_file import plain, read_json, write_json
+from offbeat.storage.json_file import DIGEST, plain, read_json, write_json
 from offbeat.storage.model_file import save_models
-from offbeat.storage.run_folder import RunFolder
+from offbeat.storage.run_folder import FINAL, RunFolder, file_digest
 
 SETTINGS: dict[str, object] = {"rule": "fedasync", "alpha": 0.6, "seed": 1, "until_s": inf, "range": (1, 2)}
 X = Model.of({"w": np.arange(3, dtype=np.float32)})
@@ -51,8 +51,7 @@ def test_a_new_folder_is_made_with_its_parents(tmp_path: Path) -> None:
         assert files(folder.path) == [".lock", "settings.json"]
         assert folder.summary is None
     assert files(tmp_path / "a" / "b") == ["settings.json"]
-    written = json.loads((tmp_path / "a" / "b" / "settings.json").read_text())
-    assert written == SETTINGS | {"until_s": "inf", "range": [1, 2]}
+    assert read_json(tmp_path / "a" / "b" / "settings.json") == SETTINGS | {"until_s": "inf", "range": [1, 2]}
 
 
 def test_an_empty_folder_is_used(tmp_path: Path) -> None:
@@ -171,7 +170,7 @@ HOLDER = """
 import os, sys
 from pathlib import Path
 from offbeat.protocol.messages import VersionPublished
-from offbeat.storage.run_folder import RunFolder
+from offbeat.storage.run_folder import FINAL, RunFolder, file_digest
 folder = RunFolder.begin(Path(sys.argv[1]), {"seed": 1})
 folder.ledger().record(VersionPublished(1.0, 1), [])
 folder.ledger().flush()
@@ -255,7 +254,7 @@ def test_a_finished_run_can_be_read(tmp_path: Path) -> None:
         with reader.ledger() as ledger:  # flushed before the run was called finished
             assert ledger.count() == 1
     assert reader.settings == plain(SETTINGS)
-    assert reader.summary == {"t": 3, "loss": "nan", "accuracy": 0.5}
+    assert reader.summary == {"t": 3, "loss": "nan", "accuracy": 0.5, "file_sha256": file_digest(reader.path / FINAL)}
     assert reader.model(X.layout).vector.tobytes() == X.vector.tobytes()
     assert files(reader.path) == ["ledger.sqlite", "settings.json", "summary.json", "x.safetensors"]
 
@@ -305,4 +304,5 @@ def test_json_reads_back(tmp_path: Path, value: dict[str, Any]) -> None:
 def test_json_is_what_any_reader_reads(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"a": [nan, inf, -inf], "b": np.float64(nan), "c": Path("d"), "e": np.bool_(True)})
     found = json.loads((tmp_path / "a.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert found.pop(DIGEST)
     assert found == {"a": ["nan", "inf", "-inf"], "b": "nan", "c": "d", "e": True}

@@ -15,6 +15,7 @@ from offbeat.cli.work import make
 from offbeat.errors import InvalidValue
 from offbeat.settings import Settings
 from offbeat.sim.spec import Spec
+from offbeat.storage.json_file import read_json
 from offbeat.task_arguments import parsed, task_arguments
 from offbeat.worker.api_answers import Joined
 
@@ -196,7 +197,7 @@ def test_a_run_goes_on_only_with_the_same_task_args(file: str) -> None:
     folder = Path("run")
     first = simulated(file, "--dir", str(folder))
     (folder / "summary.json").unlink()
-    recorded = json.loads((folder / "settings.json").read_text())
+    recorded = read_json(folder / "settings.json")
     assert recorded.pop("task_args") is None
     (folder / "settings.json").write_text(json.dumps(recorded))
     result = offbeat_("simulate", file, "--epochs", "4", "--dir", str(folder), "--task-arg", "size=5")

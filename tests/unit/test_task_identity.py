@@ -32,6 +32,7 @@ from offbeat.hosting.task_identity import (
 )
 from offbeat.settings import Settings
 from offbeat.sim.run import Simulation, StopRequested
+from offbeat.storage.json_file import read_json
 from offbeat.storage.run_folder import RunFolder
 from offbeat.task import samples_of, start_with_frozen
 
@@ -252,7 +253,7 @@ def test_a_folder_of_the_version_before_resumes_where_the_file_is_unchanged(file
     begun(file, tmp_path / "run")
     old = f"line.py:task {hashlib.sha256(TASK.encode()).hexdigest()[:12]}"
     path = tmp_path / "run" / "settings.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"task": old}))
+    path.write_text(json.dumps(read_json(path) | {"task": old}))
     result = resumed(file, tmp_path / "run")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout.splitlines()[-1])["task"] == old
@@ -341,7 +342,7 @@ def test_resuming_a_run_with_another_object_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue, match=r"task is .* there and .* here"):
         offbeat.simulate(Frozen(base=2.0), **facts)
     path = tmp_path / "settings.json"
-    recorded = json.loads(path.read_text())
+    recorded = read_json(path)
     path.write_text(json.dumps(recorded | {"task": f"{__name__}.Frozen"}))  # as the version before wrote it
     Simulation.of(Frozen(), Settings(epochs=40, executor="inline"), folder=tmp_path).close()
     path.write_text(json.dumps(recorded))

@@ -6,10 +6,13 @@ Rules kept here:
 - Only what came after the checkpoint is read: the whole history is `offbeat verify`'s.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from offbeat.errors import OffbeatError
-from offbeat.storage.chain_check import ChainBreak, check_chain
+from offbeat.storage.chain_check import ChainBreak, check_chain, check_chatter
 from offbeat.storage.checkpoints import Checkpoint
 from offbeat.storage.head_file import LedgerHead
 from offbeat.storage.ledger import Ledger
@@ -38,15 +41,39 @@ class LedgerLost(OffbeatError):
         )
 
 
+@contextmanager
+def legible(path: Path) -> Iterator[None]:
+    """Say it in words where rows from before the checkpoint, which a start reads without checking, make no sense."""
+    try:
+        yield
+    except OffbeatError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        with Ledger.open(path, read_only=True) as ledger:
+            broken = check_chain(ledger).broken if ledger.chained else None
+        if broken is None:  # it is not the ledger's fault
+            raise
+        raise OffbeatError(
+            f"{path}: its chain is broken at {broken}. Restore the whole folder from a copy and start again; "
+            "`offbeat verify` says what else is wrong"
+        ) from error
+
+
 def loss_of(ledger: Ledger, checkpoint: Checkpoint, told: LedgerHead | None) -> LedgerLoss | None:
     """What is missing, or None. `told` is what the file beside the ledger says, if it can be read."""
-    broken = check_chain(ledger, after=checkpoint.mark).broken if ledger.chained else None
+    broken = _broken(ledger, checkpoint.mark) if ledger.chained else None
     what = _missing(ledger.newest(), checkpoint, told) or (_changed(ledger, checkpoint, told, broken))
     if what is None:
         return None
     newest = ledger.newest()
     row, tasks = max(newest, checkpoint.mark, told.row if told else 0), told.tasks if told else 0
-    return LedgerLoss(what, newest if broken is None else broken.first - 1, row, tasks)
+    return LedgerLoss(what, newest if broken is None else min(newest, broken.first - 1), row, tasks)
+
+
+def _broken(ledger: Ledger, mark: int) -> ChainBreak | None:
+    """The first rows after the checkpoint that are not those that were written; chatter is read by a redo as well."""
+    found = [broken for broken in (check_chain(ledger, mark).broken, check_chatter(ledger, mark)) if broken]
+    return min(found, key=lambda broken: broken.first, default=None)
 
 
 def _missing(newest: int, checkpoint: Checkpoint, told: LedgerHead | None) -> str | None:

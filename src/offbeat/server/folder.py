@@ -32,9 +32,9 @@ from offbeat.server.served_run import ServedRun
 from offbeat.settings import Settings
 from offbeat.storage.backup_marker import BackupMarker, named_fork
 from offbeat.storage.disk import Disk
-from offbeat.storage.json_file import read_json
+from offbeat.storage.json_file import read_json, sealed
 from offbeat.storage.ledger import Ledger
-from offbeat.storage.run_folder import LEDGER, SETTINGS, X_0, RunFolder
+from offbeat.storage.run_folder import LEDGER, SETTINGS, X_0, RunFolder, file_digest
 from offbeat.wire import body_of, header_of, mapped
 
 RUN, WHERE = "run.json", "server.json"
@@ -169,7 +169,8 @@ def _first(path: Path, settings: Settings, process: TaskProcess, x_0: Path | Non
             _keep(path / X_0, _model(x_0, layout), disk)
         model = _model(path / X_0, layout)
         facts: dict[str, Any] = {"run": secrets.token_hex(8), "about": asdict(about), "silent_s": silent_s}
-        disk.write_whole(path / RUN, [json.dumps(facts, indent=2).encode()])
+        facts |= {"x_0_sha256": file_digest(path / X_0)}
+        disk.write_whole(path / RUN, [sealed(json.dumps(facts, indent=2))])
         ServedRun.begin(path, model, method, disk)
     except BaseException:
         _tidy(path)

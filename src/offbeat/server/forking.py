@@ -17,7 +17,7 @@ from offbeat.protocol.messages import Event, ServerRestarted, WorkerLeft
 from offbeat.server.served_fold import ServedFold
 from offbeat.storage.backup_marker import BackupMarker, forget_marker, is_recorded
 from offbeat.storage.disk import Disk
-from offbeat.storage.json_file import read_json
+from offbeat.storage.json_file import read_json, sealed
 from offbeat.storage.ledger import Ledger
 
 RUN = "run.json"
@@ -34,7 +34,7 @@ def settle_fork(
         ledger.record_forked(coordinator.at, fork.fork, fork.run, fork.row, fork.head)
         ledger.flush()
     facts = read_json(folder / RUN)
-    disk.write_whole(folder / RUN, [json.dumps({**facts, "run": fork.fork}, indent=2).encode()])
+    disk.write_whole(folder / RUN, [sealed(json.dumps({**facts, "run": fork.fork}, indent=2))])
     forget_marker(folder, disk)
 
 

@@ -9,17 +9,18 @@ Rules kept here:
   the next start.
 """
 
+import logging
 import os
 from collections.abc import Set
-from contextlib import suppress
 from pathlib import Path
 
 from offbeat.core.layout import Layout, Model
 from offbeat.storage.disk import Disk
 from offbeat.storage.run_folder import BEST
-from offbeat.wire import body_of, header_of, mapped
+from offbeat.storage.sealed_model import mapped_whole, sealed_parts
 
 KEPT = "kept"
+log = logging.getLogger("offbeat.server")
 
 
 class KeptVersions:
@@ -31,13 +32,18 @@ class KeptVersions:
     def keep(self, t: int, model: Model) -> None:
         """Bring a version to the disk."""
         self.disk.make_folder(self.path)
-        self.disk.write_whole(self._file(t), [header_of(self.layout, {"t": str(t)}), *body_of(model)])
+        self.disk.write_whole(self._file(t), sealed_parts(model, {"t": str(t)}))
 
     def of(self, t: int) -> Model | None:
         """A version that is kept, mapped; None where it is not, or cannot be read."""
-        with suppress(OSError, ValueError):
-            return mapped(self._file(t), self.layout)
-        return None
+        try:
+            return mapped_whole(self._file(t), self.layout)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            if self._file(t).exists():
+                log.warning("version %s, which was kept, is damaged: %s; restore it from a copy", t, error)
+            return None
 
     def settle(self, wanted: Set[int], best: int | None) -> None:
         """The ledger says that these are wanted: give the best its name, and remove the others."""

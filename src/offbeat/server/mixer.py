@@ -143,9 +143,9 @@ class Mixer:
         return True
 
 
-def next_pass(waiting: deque[MixOrder]) -> list[MixOrder]:
+def next_pass(waiting: deque[MixOrder], most: int = PASS_MAX) -> list[MixOrder]:
     """The orders of the next pass, taken out: up to the last that publishes, so that w is that version after it."""
-    count = min(len(waiting), PASS_MAX)
+    count = min(len(waiting), most)
     last = max((i for i in range(count) if published_by(waiting[i]) is not None), default=count - 1)
     return [waiting.popleft() for _ in range(last + 1)]
 

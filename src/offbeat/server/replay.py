@@ -1,32 +1,43 @@
 """Owns the replay of a served run from its files: a checkpoint, the ledger's coefficients, and the updates.
 
 Rules kept here:
-- Nothing is decided anew: recorded coefficients are applied to recorded updates, one after the other.
+- Nothing is decided anew: recorded coefficients are applied to recorded updates, in their order.
+- An update is applied when its bytes were found to be those that were acknowledged; that is looked at on all cores.
 - It only reads, so it may look at a run that is being served.
 - What it needs in memory is bounded by the model: see `replay_bases.py`.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Set
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from offbeat.core.kernel import Updater, mixed
+from offbeat.core.kernel import Updater
 from offbeat.core.layout import Model, layout_from
 from offbeat.errors import InvalidValue
-from offbeat.protocol.messages import Decision
+from offbeat.protocol.messages import Decision, MixUpdate, PublishVersion
+from offbeat.server.mixer import Mixer, MixOrder, next_pass, published_by
 from offbeat.server.replay_bases import Bases
 from offbeat.server.update_store import NO_LIMIT, UpdateStore
 from offbeat.server.version_store import VersionStore
 from offbeat.storage.checkpoints import Checkpoint, Checkpoints
 from offbeat.storage.disk import Disk
+from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import Ledger
-from offbeat.storage.rows import as_arrival, as_decision
+from offbeat.storage.rows import as_decision
 from offbeat.storage.run_folder import LEDGER, X_0, RunFolder
-from offbeat.wire import BadPayload, mapped
+from offbeat.wire import BadPayload, mapped, unload
+
+PASS_MAX = 3
+"""Updates that are mixed in one pass: each of them is in memory for it."""
+LOOKED_AT, AHEAD = 8, 4
+"""Updates whose digests a thread looks at in one go, and how many goes ahead of the mixing."""
 
 
 @dataclass
@@ -42,14 +53,16 @@ class Replay:
         self.folder, self.about = folder, RunFolder.open(folder)
         if not (folder / "layout.json").is_file():
             raise InvalidValue(f"{folder} is not the folder of a served run: it has no layout.json")
-        self.layout = layout_from(json.loads((folder / "layout.json").read_bytes()))
+        self.layout = layout_from(read_json(folder / "layout.json"))
         self.checkpoints = Checkpoints(folder / "checkpoints", self.layout, Disk())
         self.updates = UpdateStore(folder / "updates", self.layout, Disk())
         self.versions = VersionStore(folder / "versions", self.layout, Disk(), on_disk=(folder / "versions").is_dir())
         self.updater = Updater()
+        self.unlike: set[int] = set()
+        """Versions whose files hold other bits than a replay gives."""
 
     def run(
-        self, checkpoint: Checkpoint, until: int = NO_LIMIT, enough: Callable[[ReplayPoint], bool] = lambda _: False
+        self, checkpoint: Checkpoint, until: int = NO_LIMIT, enough: Callable[[ReplayPoint], bool] | None = None
     ) -> ReplayPoint:
         """Apply what was decided after a checkpoint, up to a row of the ledger, or until it is `enough`."""
         at = start_of(checkpoint)
@@ -58,21 +71,50 @@ class Replay:
             lost = {row.decision for row in ledger.rows("lost")}
             published = {row.t for row in ledger.rows("published") if row.sequence <= until}
             bases = stack.enter_context(closing(Bases(self.versions, _last_uses(ledger, checkpoint, until))))
+            mixing = ReplayMixing(at, bases, self.updater, self.updates.mapped, one_by_one=enough is not None)
             bases.offer(at.t, at.x)
-            for decision in applied_since(ledger, checkpoint, until):
+            for decision in self._whole(ledger, applied_since(ledger, checkpoint, until), lost):
                 if decision.t - 1 > at.t and decision.t - 1 in published:
-                    self._publish(at, bases, decision.t - 1)  # a group that was published with what had arrived
+                    mixing.put(PublishVersion(decision.t - 1))  # a group that was published with what had arrived
+                publishes = decision.mix is not None and decision.mix.publish
                 if decision.sequence not in lost:
-                    self._apply(ledger, at, bases, decision)
-                bases.used_by(decision)
+                    mixing.put(MixUpdate(decision))
+                elif publishes:
+                    mixing.put(PublishVersion(decision.t))
                 at.applied += 1
-                if decision.mix is not None and decision.mix.publish:
-                    self._publish(at, bases, decision.t)
-                if enough(at):
+                if enough is not None and enough(at):
                     return at
             if published and max(t for t in published if t is not None) > at.t:
-                self._publish(at, bases, at.t + 1)
+                mixing.put(PublishVersion(at.t + 1))
+            mixing.finish()
+            self.unlike |= set(bases.unlike)
         return at
+
+    def _whole(self, ledger: Ledger, decisions: Iterator[Decision], lost: Set[int | None]) -> Iterator[Decision]:
+        """The decisions, each when its update was found to be what was acknowledged; some are looked at ahead."""
+
+        def looked_at(some: list[Decision]) -> list[str]:
+            return [self.updates.digest(d.lease.task) if d.sequence not in lost else "" for d in some]
+
+        with ThreadPoolExecutor(os.cpu_count() or 1, "digests") as pool:
+            ahead: deque[tuple[list[Decision], Future[list[str]]]] = deque()
+            try:
+                while some := list(islice(decisions, LOOKED_AT)):
+                    ahead.append((some, pool.submit(looked_at, some)))
+                    if len(ahead) > AHEAD:
+                        yield from self._acknowledged(ledger, *ahead.popleft())
+                while ahead:
+                    yield from self._acknowledged(ledger, *ahead.popleft())
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _acknowledged(self, ledger: Ledger, decisions: list[Decision], found: "Future[list[str]]") -> list[Decision]:
+        for decision, digest in zip(decisions, found.result(), strict=True):
+            task = decision.lease.task
+            details = ledger.select("SELECT detail FROM events WHERE task = ? AND kind = 'arrived'", (task,))
+            if digest and digest not in {json.loads(detail or "{}").get("digest") for (detail,) in details}:
+                raise BadPayload(f"{self.updates.whole(task)} does not hold what was acknowledged")
+        return decisions
 
     def beginning(self) -> Checkpoint | None:
         """x_0 as a checkpoint, where every update since is kept; None where one is gone."""
@@ -87,21 +129,50 @@ class Replay:
         x = mapped(x_0, self.layout)
         return Checkpoint(0, {"t": 0, "mixed": 0}, x, x)
 
-    def _apply(self, ledger: Ledger, at: ReplayPoint, bases: Bases, decision: Decision) -> None:
-        task, mix = decision.lease.task, decision.mix
-        arrivals = [as_arrival(row).digest for row in ledger.rows("arrived", task=task)]
-        if self.updates.digest(task) not in arrivals:
-            raise BadPayload(f"{self.updates.whole(task)} does not hold what was acknowledged")
-        if mix is not None:
-            base = bases.of(decision.lease.tau) if mix.base else None
-            at.w = mixed(self.updater, at.w, mix, self.updates.mapped(task), base).freeze()
-
-    def _publish(self, at: ReplayPoint, bases: Bases, t: int) -> None:
-        at.x, at.t = at.w, t
-        bases.offer(t, at.x)
-
     def close(self) -> None:
         self.updater.close()
+
+
+class ReplayMixing:
+    """Applies orders as the server's mixer does, several in one pass where that needs little memory."""
+
+    def __init__(
+        self,
+        at: ReplayPoint,
+        bases: Bases,
+        updater: Updater,
+        update_of: Callable[[int], Model],
+        *,
+        one_by_one: bool,
+    ) -> None:
+        self._at, self._bases, self._one_by_one = at, bases, one_by_one
+        self._mixer = Mixer(at.w, at.x, updater, update_of, bases.of, lambda _: None)
+        self._waiting: deque[MixOrder] = deque()
+
+    def put(self, order: MixOrder) -> None:
+        self._waiting.append(order)
+        t = published_by(order)
+        uses_base = isinstance(order, MixUpdate) and order.decision.mix is not None and bool(order.decision.mix.base)
+        self._at.t = self._at.t if t is None else t
+        if t is not None and (self._one_by_one or uses_base or self._bases.wants(t)):
+            self.finish()
+            self._bases.offer(t, self._at.x)
+        elif len(self._waiting) >= PASS_MAX:
+            self._pass()
+
+    def finish(self) -> None:
+        """Apply all that waits."""
+        while self._waiting:
+            self._pass()
+
+    def _pass(self) -> None:
+        orders, before = next_pass(self._waiting, PASS_MAX), self._mixer.w
+        self._mixer.apply(orders)
+        unload([before.vector], at_least=0)  # a checkpoint, which others still hold
+        self._at.w, self._at.x = self._mixer.w, self._mixer.x
+        for order in orders:
+            if isinstance(order, MixUpdate):
+                self._bases.used_by(order.decision)
 
 
 def start_of(checkpoint: Checkpoint) -> ReplayPoint:

@@ -11,10 +11,10 @@ import numpy as np
 
 from offbeat.core.layout import Model
 from offbeat.protocol.messages import Decision
-from offbeat.server.version_store import VersionGone, VersionStore
+from offbeat.server.version_store import VersionStore
 from offbeat.wire import body_of, header_of, mapped, unload
 
-IN_MEMORY_MAX = 2
+IN_MEMORY_MAX = 1
 """Versions that are kept in memory."""
 
 
@@ -25,6 +25,8 @@ class Bases:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.held: dict[int, Model] = {}
         self.in_memory: set[int] = set()
+        self.unlike: list[int] = []
+        """Versions whose files hold other bits than they were offered with."""
 
     def offer(self, t: int, x: Model) -> None:
         """A version was made: keep it if it will be used."""
@@ -34,11 +36,15 @@ class Bases:
     def of(self, tau: int) -> Model:
         return self.held[tau] if tau in self.held else self._versions.of(tau)
 
+    def wants(self, t: int) -> bool:
+        """Will this version be used?"""
+        return t in self._last_uses
+
     def used_by(self, decision: Decision) -> None:
         """Let go of what this decision was the last to use."""
         tau = decision.lease.tau
         if tau in self.held:
-            unload([self.held[tau].vector])
+            unload([self.held[tau].vector], at_least=0)
         if self._last_uses.get(tau) == decision.sequence and self.held.pop(tau, None) is not None:
             self.in_memory.discard(tau)
             if self._folder is not None:
@@ -67,7 +73,11 @@ class Bases:
     def _file_of(self, t: int, x: Model) -> Model | None:
         """The version as its file has it, mapped, which takes no memory; None where it is missing or differs."""
         try:
-            there = self._versions.of(t)
-        except VersionGone:
+            there = mapped(self._versions.file(t), x.layout)
+        except (OSError, ValueError):
             return None
-        return there if np.array_equal(there.vector.view(np.uint32), x.vector.view(np.uint32)) else None
+        same = np.array_equal(there.vector.view(np.uint32), x.vector.view(np.uint32))
+        unload([there.vector], at_least=0)
+        if not same:
+            self.unlike.append(t)
+        return there if same else None

@@ -16,8 +16,8 @@ from offbeat.server.served_run import ServedRun
 from offbeat.server.views import counts
 from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import write_json
-from offbeat.storage.run_folder import FINAL, SUMMARY
-from offbeat.wire import body_of, header_of
+from offbeat.storage.run_folder import FINAL, SUMMARY, file_digest
+from offbeat.storage.sealed_model import sealed_parts
 
 COUNTED = ("t", "epochs", "applied", "gradients", "rejected", "duplicates")
 """What the summary takes over from the status."""
@@ -31,9 +31,9 @@ def write_results(folder: Path, run: ServedRun, staleness: Mapping[str, Any], ab
     x = run.kept.of(facts["result_t"]) if facts["result_t"] != facts["t"] else newest
     if x is None:  # the run reached its target in a version that was gone when that was known
         x, facts = newest, facts | {"result_t": facts["t"]}
-    head = header_of(run.layout, {"t": str(facts["result_t"])})
-    Disk().write_whole(folder / FINAL, [head, *body_of(x)])
-    write_json(folder / SUMMARY, _summary(facts, x, staleness, {**about, "dir": str(folder)}))
+    Disk().write_whole(folder / FINAL, sealed_parts(x, {"t": str(facts["result_t"])}))
+    about = {**about, "dir": str(folder), "file_sha256": file_digest(folder / FINAL)}
+    write_json(folder / SUMMARY, _summary(facts, x, staleness, about))
 
 
 def _facts(c: Coordinator) -> dict[str, Any]:

@@ -44,6 +44,7 @@ from offbeat.storage.backup_marker import BackupMarker
 from offbeat.storage.checkpoints import Checkpoint, Checkpoints
 from offbeat.storage.disk import Disk
 from offbeat.storage.head_file import HeadFile, read_head
+from offbeat.storage.json_file import read_json, sealed
 from offbeat.storage.ledger import Ledger, Observer
 from offbeat.wire import unload
 
@@ -83,7 +84,7 @@ class ServedRun:
         """
         self.disk, observers = disk or Disk(), observers or Observers()
         self.troubles = troubles or OpenTroubles()
-        self.layout = layout_from(json.loads((folder / "layout.json").read_bytes()))
+        self.layout = layout_from(read_json(folder / "layout.json"))
         self.updates = self._update_store(folder, limits, observers)
         self.versions = VersionStore(
             folder / "versions",
@@ -107,7 +108,7 @@ class ServedRun:
     @staticmethod
     def begin(folder: Path, x_0: Model, method: Method, disk: Disk) -> None:
         """Make the files of a new run: x_0 is its first checkpoint."""
-        disk.write_whole(folder / "layout.json", [json.dumps(layout_to(x_0.layout)).encode()])
+        disk.write_whole(folder / "layout.json", [sealed(json.dumps(layout_to(x_0.layout)))])
         with Ledger.create(folder / "ledger.sqlite", durable=True, verbose=True):
             pass
         disk.committed(folder / "ledger.sqlite")

@@ -27,6 +27,7 @@ from offbeat.server.access import TOKENS, TokenBook
 from offbeat.server.app import make_app
 from offbeat.server.certificates import names_of, server_context
 from offbeat.server.context import ServerContext
+from offbeat.server.continuity import legible
 from offbeat.server.driver import WorkerCommand
 from offbeat.server.evaluator import Evaluator
 from offbeat.server.event_log import EventLog
@@ -48,7 +49,9 @@ from offbeat.server.settings import AccessSettings, ServerSettings
 from offbeat.server.trouble_watch import watch
 from offbeat.settings import Settings
 from offbeat.storage.disk import Disk
+from offbeat.storage.json_file import sealed
 from offbeat.storage.ledger import Observer
+from offbeat.storage.run_folder import LEDGER
 
 HEARD_AGAIN_S = 0.2
 CLOSE_S = 2.0
@@ -114,7 +117,8 @@ class Server:
                 observers.append(event_log.written)
             fold = ServedFold()
             metrics = Metrics(fold)
-            self.run = self._run(fold, metrics, observers)
+            with legible(options.folder / LEDGER):
+                self.run = self._run(fold, metrics, observers)
             self._accept_task()
             self.extension = extension_of(self.run.coordinator, self.run.ledger, self.begun, options.settings)
             """Where the run goes on to another end than before: what that means, in words."""
@@ -182,7 +186,7 @@ class Server:
         self.url = self._url(listener.port)
         self._watching = self.loop.create_task(watch(self.context))
         where = {"url": self.url, "pid": os.getpid(), "run": self.begun.run_id}
-        Disk().write_whole(self.options.folder / WHERE, [json.dumps(where).encode()])
+        Disk().write_whole(self.options.folder / WHERE, [sealed(json.dumps(where))])
         if self.context.finished:
             self._over(self.run.coordinator.end_reason)
 

@@ -1,4 +1,4 @@
-"""Owns the verification of a run from its files: the chain, the replay, the journals; and what of it did not hold.
+"""Owns the verification of a run from its files: digests, chain, replay, journals; and what of it did not hold.
 
 Rules kept here:
 - It says what it did: how many decisions were checked, how many updates were replayed, and from which epoch.
@@ -6,54 +6,76 @@ Rules kept here:
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from offbeat.errors import InvalidValue
+from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.server.file_check import damaged_files
 from offbeat.server.journal_check import missing_in
 from offbeat.server.replay import Replay, reached, sha256, start_of
 from offbeat.server.update_store import NO_LIMIT
 from offbeat.storage.backup_marker import MARKER, forks_in, read_marker
-from offbeat.storage.chain_check import check_chain
+from offbeat.storage.chain_check import check_chain, check_chatter, damaged_pages
 from offbeat.storage.checkpoints import checkpoint_heads
 from offbeat.storage.head_file import HEAD, read_head
 from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import NO_ROW, Ledger
-from offbeat.storage.run_folder import FINAL, LEDGER, SUMMARY, RunFolder, file_digest
+from offbeat.storage.run_folder import FINAL, LEDGER, SETTINGS, SUMMARY, RunFolder
 from offbeat.wire import mapped
 
 Facts = dict[str, Any]
 
 
 def verify(folder: Path, journal: Path | None = None) -> Facts:
-    """Check the chain, replay from as far back as updates are kept, and compare with what is there, bit for bit."""
-    RunFolder.open(folder)
-    parts = [
-        _chain(folder),
-        _backup(folder),
-        _replayed(folder) if (folder / "layout.json").is_file() else _simulated(folder),
-    ]
+    """Check files and chain, replay from as far back as updates are kept, and compare with what is there."""
+    if not (folder / SETTINGS).is_file():
+        RunFolder.open(folder)  # which says what is missing
+    served = any((folder / name).is_file() for name in ("layout.json", "run.json"))
+    parts = [{"wrong": list(damaged_files(folder))}]
+    parts.append(_part(folder, _chain, {"decisions": 0, "chain": "broken"}))
+    parts.append(_part(folder, _backup, {"backup": None}))
+    parts.append(_part(folder, _replayed if served else _simulated, {"t": None, "replayed": 0, "from": None}))
     if journal is not None:
         parts.append(_journal(folder, journal))
-    wrong = [sentence for part in parts for sentence in part.pop("wrong")]
+    wrong = list(dict.fromkeys(sentence for part in parts for sentence in part.pop("wrong")))
     facts = {name: value for part in parts for name, value in part.items()}
     return {**facts, "wrong": wrong, "agrees": not wrong}
 
 
+def _part(folder: Path, check: Callable[[Path], Facts], otherwise: Facts) -> Facts:
+    """What a check found; where damage kept it from its end, that is what it found."""
+    try:
+        return check(folder)
+    except OffbeatError as error:
+        return otherwise | {"wrong": [str(error)]}
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:  # rows that make no sense
+        why = f"{folder / LEDGER} cannot be followed: {type(error).__name__}: {error}"
+        return otherwise | {"wrong": [why]}
+
+
 def _chain(folder: Path) -> Facts:
-    """Is every lasting row the one that was written, and is this the ledger that other files of the run know?"""
+    """Is every row the one that was written, and is this the ledger that other files of the run know?"""
     with Ledger.open(folder / LEDGER, read_only=True) as ledger:
-        if not ledger.chained:
-            return {"decisions": ledger.count("decided"), "chain": "none", "wrong": []}
-        check = check_chain(ledger)
-        losses = [json.loads(row.detail or "{}")["what"] for row in ledger.rows("loss_accepted")]
-        facts = {"decisions": check.decisions, "head": check.head.hex(), "losses": losses, "forks": forks_in(ledger)}
-        if check.broken is not None:
-            return facts | {"chain": "broken", "broken": str(check.broken), "wrong": [f"the chain: {check.broken}"]}
-        return facts | {"chain": "whole", "wrong": list(_unknown_heads(folder, ledger))}
+        return ledger_facts(folder, ledger)
+
+
+def ledger_facts(folder: Path, ledger: Ledger) -> Facts:
+    """What is in a ledger, and what is wrong with it."""
+    wrong = [f"the file {folder / LEDGER} is damaged: {said}" for said in damaged_pages(ledger)]
+    if not ledger.chained:
+        return {"decisions": ledger.count("decided"), "chain": "none", "wrong": wrong}
+    check, chatter = check_chain(ledger), check_chatter(ledger)
+    wrong += [f"the ledger's {chatter}"] if chatter is not None else []
+    facts: Facts = {"decisions": check.decisions, "head": check.head.hex()}
+    if check.broken is not None:
+        wrong.append(f"the chain of the ledger: {check.broken}")
+        return facts | {"chain": "broken", "broken": str(check.broken), "wrong": wrong}
+    facts["forks"] = forks_in(ledger)
+    facts |= {"losses": [json.loads(row.detail or "{}")["what"] for row in ledger.rows("loss_accepted")]}
+    return facts | {"chain": "whole", "wrong": [*wrong, *_unknown_heads(folder, ledger)]}
 
 
 def _backup(folder: Path) -> Facts:
@@ -87,15 +109,17 @@ def _replayed(folder: Path) -> Facts:
         newest, *older = list(replay.checkpoints.usable()) or [replay.checkpoints.newest()]  # which says what is wrong
         oldest = replay.beginning() or (older[-1] if older else newest)
         running = replay.about.state == "running"
-        until = newest.mark if running else NO_LIMIT
+        until, began = newest.mark if running else NO_LIMIT, start_of(oldest)
         there = start_of(newest) if running else replay.run(newest)
-        again = replay.run(oldest, until)
         kept = KeptResult.found(replay, there.t)
         final = (folder / FINAL).is_file() and kept is None
-        x = mapped(folder / FINAL, replay.layout) if final else there.x
-    theirs, ours, began = sha256(x), sha256(again.x), start_of(oldest)
-    same = theirs == ours and (there.t, there.applied) == (again.t, again.applied)
-    wrong = [f"the replay ends at epoch {again.t} with {ours}, the run at epoch {there.t} with {theirs}"] * (not same)
+        theirs = sha256(mapped(folder / FINAL, replay.layout) if final else there.x)
+        stood, there = (there.t, there.applied), began  # its model goes, before another one is made
+        again = replay.run(oldest, until)
+        ours = sha256(again.x)
+    same = theirs == ours and stood == (again.t, again.applied)
+    wrong = [f"the replay ends at epoch {again.t} with {ours}, the run at epoch {stood[0]} with {theirs}"] * (not same)
+    wrong += [f"{replay.versions.file(t)} is not the version that a replay gives" for t in sorted(replay.unlike)]
     wrong += [f"{kept.compared}: they differ"] if kept and not kept.agrees else []
     what = "x.safetensors" if final else "the newest version, from the newest checkpoint on,"
     compared = f"{what} with a replay from epoch {began.t}" + (f"; {kept.compared}" if kept else "")
@@ -135,13 +159,7 @@ def _simulated(folder: Path) -> Facts:
     summary = RunFolder.open(folder).summary
     if summary is None:
         return {"t": None, "replayed": 0, "from": None, "wrong": []}
-    known = summary.get("file_sha256")
-    wrong = (
-        [f"{folder / FINAL} is not the file that the run wrote"]
-        if known not in (None, file_digest(folder / FINAL))
-        else []
-    )
-    return {"t": summary.get("t"), "replayed": 0, "from": None, "x_sha256": summary.get("x_sha256"), "wrong": wrong}
+    return {"t": summary.get("t"), "replayed": 0, "from": None, "x_sha256": summary.get("x_sha256"), "wrong": []}
 
 
 def _journal(folder: Path, journal: Path) -> Facts:
@@ -160,7 +178,9 @@ def sentence(facts: Facts) -> str:
         "none": "without a chain (an older ledger)",
     }
     said = f"Checked {facts['decisions']:,} decisions {chain[facts['chain']]}"
-    if facts["from"] is None:
+    if facts["from"] is None and facts["wrong"]:
+        said += "; nothing was replayed"
+    elif facts["from"] is None:
         said += "; a simulation keeps no updates to replay" + (
             ": its model is the one in its summary" if facts["t"] is not None else ", and this one is not finished"
         )

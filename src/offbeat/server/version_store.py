@@ -18,7 +18,8 @@ from pathlib import Path
 from offbeat.core.layout import Layout, Model
 from offbeat.errors import InvalidValue
 from offbeat.storage.disk import Disk
-from offbeat.wire import body_of, header_of, mapped
+from offbeat.storage.sealed_model import mapped_whole, sealed_parts
+from offbeat.wire import header_of
 
 KEPT_MAX = 64
 """Versions that can be pulled, where there is room: the newest, and those before it that were just leased."""
@@ -39,6 +40,7 @@ class VersionStore:
     def __init__(self, folder: Path, layout: Layout, disk: Disk, *, on_disk: bool, bytes_max: int = BYTES_MAX) -> None:
         self.path, self.layout, self.disk, self.on_disk = folder, layout, disk, on_disk
         self.header = header_of(layout)
+        """Of a version on the wire."""
         self._alive_max = max(ALIVE_MIN, bytes_max // (4 * layout.size))
         self._kept_max = min(KEPT_MAX, max(self._alive_max // KEPT_PART, min(KEPT_MIN, self._alive_max - 1)))
         self._lock = threading.Lock()
@@ -53,8 +55,8 @@ class VersionStore:
             disk.make_folder(folder)
 
     def add(self, t: int, x: Model) -> None:
-        if self.on_disk and not self._file(t).exists():
-            self.disk.write_whole(self._file(t), [self.header, *body_of(x)])
+        if self.on_disk and not self.file(t).exists():
+            self.disk.write_whole(self.file(t), sealed_parts(x, {"t": str(t)}))
         with self._lock:
             self._kept[t] = x
             for old in sorted(self._kept)[: -self._kept_max]:
@@ -116,7 +118,7 @@ class VersionStore:
 
     def lasts(self, tau: int) -> bool:
         """Will this version, while it is pinned, be there for a redo? In memory it may still be when it is pruned."""
-        return self.on_disk and self._file(tau).exists()
+        return self.on_disk and self.file(tau).exists()
 
     def bytes(self) -> int:
         return sum(file.stat().st_size for file in self.path.glob("*.safetensors")) if self.on_disk else 0
@@ -127,9 +129,9 @@ class VersionStore:
         if kept is not None:
             return kept
         try:
-            return mapped(self._file(tau), self.layout)
+            return mapped_whole(self.file(tau), self.layout)
         except (OSError, ValueError) as error:
-            raise VersionGone(f"version {tau}, {self._file(tau)}, is missing or damaged: {error}") from error
+            raise VersionGone(f"version {tau}, {self.file(tau)}, is missing or damaged: {error}") from error
 
     def prune(self, needed: set[int], newest: int) -> None:
         """Remove from the disk what is older than `newest`, not needed, and not pinned since `note_pins`."""
@@ -139,5 +141,6 @@ class VersionStore:
                     if int(file.stem) not in self._spared:
                         self.disk.remove(file)
 
-    def _file(self, t: int) -> Path:
+    def file(self, t: int) -> Path:
+        """Where a version lies, if it is on the disk."""
         return self.path / f"{t}.safetensors"

@@ -6,7 +6,6 @@ Rules kept here:
 - Runs that fail do not keep the others from finishing; which failed, and why, is said at the end.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from offbeat.sim.curve import CURVE, CurvePoint, read_curve
 from offbeat.sim.lockstep import Failure, draw
 from offbeat.sim.run import Simulation, plots
 from offbeat.sim.spec import ComparedRun, Spec
-from offbeat.storage.json_file import plain
+from offbeat.storage.json_file import plain, read_json
 from offbeat.storage.lock import Lock
 from offbeat.storage.run_folder import LOCK, SETTINGS, SUMMARY, RunFolder
 
@@ -181,7 +180,7 @@ class Comparison:
             curve = read_curve(entry.folder / CURVE)
             refuse_unknown_metric(spec, entry.method, curve[-1].metrics)
             curves[entry.method].append(curve)
-            summaries[entry.method].append(json.loads((entry.folder / SUMMARY).read_text()))
+            summaries[entry.method].append(read_json(entry.folder / SUMMARY))
         return cls(spec, curves, summaries)
 
     def rows(self) -> list[ComparisonRow]:

@@ -21,6 +21,7 @@ from offbeat.storage.version_fold import VersionFold
 
 CURVE = "metrics.csv"
 CONTRIBUTION = "contribution.csv"
+TABLES = (CURVE, CONTRIBUTION)
 FOLDED_ROWS = 100
 """Rows that wait at most: one at a time costs more, and thousands keep the garbage collector busy."""
 

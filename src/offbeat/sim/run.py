@@ -30,7 +30,7 @@ from offbeat.protocol.scheduler import GammaSchedule, Plateau
 from offbeat.protocol.wanted import evaluation_of
 from offbeat.settings import Settings
 from offbeat.sim.choose import ANYWHERE, Chosen, executor_of, wishes_of
-from offbeat.sim.curve import CONTRIBUTION, CURVE, CurvePoint, CurveRecorder, write_contribution, write_curve
+from offbeat.sim.curve import CONTRIBUTION, CURVE, TABLES, CurvePoint, CurveRecorder, write_contribution, write_curve
 from offbeat.sim.engine import Engine
 from offbeat.sim.event_sources import source_of, window_of
 from offbeat.sim.executors import Executor, Pending
@@ -207,7 +207,7 @@ class Simulation:
             write_contribution(self.folder.path / CONTRIBUTION, run.contribution)
             newest = None if run.x is self.plane.x else self.plane.x
             keeps = self._kept_for_extension()
-            self.folder.finish(run.summary, run.x, newest=newest, best=best, keep_checkpoint=keeps)
+            self.folder.finish(run.summary, run.x, newest=newest, best=best, tables=TABLES, keep_checkpoint=keeps)
         return run
 
     def close(self) -> None:

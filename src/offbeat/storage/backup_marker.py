@@ -17,7 +17,7 @@ from typing import Any
 
 from offbeat.errors import InvalidValue
 from offbeat.storage.disk import Disk
-from offbeat.storage.json_file import read_json
+from offbeat.storage.json_file import read_json, sealed
 from offbeat.storage.ledger import Ledger
 
 MARKER = "backup.json"
@@ -58,7 +58,7 @@ def read_marker(folder: Path) -> BackupMarker | None:
 
 
 def write_marker(folder: Path, marker: BackupMarker, disk: Disk) -> None:
-    disk.write_whole(folder / MARKER, [json.dumps(asdict(marker), indent=2).encode()])
+    disk.write_whole(folder / MARKER, [sealed(json.dumps(asdict(marker), indent=2))])
 
 
 def named_fork(folder: Path, run: str, disk: Disk) -> BackupMarker | None:

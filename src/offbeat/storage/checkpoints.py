@@ -2,6 +2,7 @@
 
 Rules kept here:
 - A checkpoint is written aside, brought to the disk, renamed. The newest two are kept: a damaged one costs time only.
+- A damaged one is known: its state has a digest of its own, and those of its vectors.
 - It can be redone from the ledger and the updates since the one before it: what they hold is never in one place alone.
 """
 
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from offbeat.core.layout import Layout, Model
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.storage.disk import Bytes, Disk
+from offbeat.storage.json_file import sealed, unsealed
 from offbeat.wire import BadPayload, body_of, header_of, mapped
 
 KEPT = 2
@@ -36,7 +38,7 @@ def checkpoint_heads(folder: Path) -> Iterator[tuple[int, str]]:
     """The mark and the head of the ledger's chain of every checkpoint whose state can be read."""
     for file in sorted(folder.glob("*.json")):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            kept = json.loads(file.read_bytes())
+            kept = unsealed(file.read_bytes())
             yield int(kept["mark"]), str(kept.get("head", ""))
 
 
@@ -53,7 +55,7 @@ class Checkpoints:
         vectors = {name: self._written(checkpoint.mark, name, getattr(checkpoint, name)) for name in names}
         facts = {"mark": checkpoint.mark, "head": checkpoint.head, "vectors": vectors, "state": checkpoint.state}
         text = json.dumps(facts | {"totals": checkpoint.totals})
-        self.disk.write_whole(self._file(checkpoint.mark, "json"), [text.encode()])
+        self.disk.write_whole(self._file(checkpoint.mark, "json"), [sealed(text)])
 
     def _written(self, mark: int, name: str, model: Model) -> str:
         parts: list[Bytes] = [header_of(self.layout), *body_of(model)]
@@ -69,12 +71,13 @@ class Checkpoints:
     def read(self, mark: int) -> Checkpoint:
         """One of them; refused where it is damaged."""
         try:
-            kept = json.loads(self._file(mark, "json").read_bytes())
+            kept = unsealed(self._file(mark, "json").read_bytes())
             vectors = {name: self._read(self._file(mark, name), digest) for name, digest in kept["vectors"].items()}
             models = vectors["w"], vectors.get("x", vectors["w"])
             return Checkpoint(kept["mark"], kept["state"], *models, kept.get("head", ""), kept.get("totals"))
         except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
-            raise InvalidValue(f"checkpoint {mark} in {self.path} is damaged: {error}") from error
+            file = self._file(mark, "json")
+            raise InvalidValue(f"checkpoint {mark} in {self.path} is damaged: {file.name}: {error}") from error
 
     def _read(self, file: Path, digest: str) -> Model:
         """A vector, mapped: it takes no memory of ours until a newer one takes its place."""
@@ -90,6 +93,14 @@ class Checkpoints:
                 yield self.read(mark)
             except InvalidValue:
                 continue
+
+    def damaged(self) -> Iterator[str]:
+        """What is wrong with those that cannot be read."""
+        for mark in self.marks():
+            try:
+                self.read(mark)
+            except InvalidValue as error:
+                yield str(error)
 
     def newest(self) -> Checkpoint:
         found = next(self.usable(), None)

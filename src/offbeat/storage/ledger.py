@@ -4,17 +4,18 @@ Rules kept here:
 - Append-only. The one way back is `truncate_after`, with which a run returns to the moment of its checkpoint, and which
   leaves a row that says so.
 - Rows of two kinds share one order: what lasts (`events`) is chained, a digest per commit (`chain.py`); what only a
-  redo needs (`chatter`) is not, and goes when no redo needs it any more. A ledger of schema 1 has one table, no chain.
+  redo needs (`chatter`) has a checksum per commit, and both go when no redo needs them any more. A ledger of schema 1
+  has one table, no chain.
 - Rows wait in memory and are written many in one transaction; `flush` writes them now. Readers see all rows up to the
   last transaction, also while another process writes (WAL).
 - Not durable: what was flushed survives the death of the process, not a power cut. Durable: both.
-- One thread at a time uses a ledger, whichever that is.
-- A finished ledger is one file, readable also where nothing can be written.
+- One thread at a time uses a ledger. A finished one is one file, readable also where nothing can be written.
 """
 
 import sqlite3
+import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -25,6 +26,7 @@ from offbeat.protocol.answer_book import DecidedTask
 from offbeat.protocol.messages import Command, Decision, Evaluated, Event
 from offbeat.storage.chain import GENESIS, RowPacker, linked, row_packer
 from offbeat.storage.disk import aside
+from offbeat.storage.ledger_schema import SCHEMA, SIZE_MIN, UNCHAINED_SCHEMA, make_tables, wrong_with
 from offbeat.storage.rows import (
     KINDS,
     NewRow,
@@ -42,9 +44,6 @@ from offbeat.storage.rows import (
     truncated_row,
 )
 
-SCHEMA = 2
-UNCHAINED_SCHEMA = 1
-"""Of the versions before there was a chain: read, and gone on with, as it is."""
 CHATTER = ("requested", "request_ended", "heartbeat", "time_passed")
 """Kinds of rows that only a redo needs: an idle fleet makes many of them."""
 NO_ROW = 2**63 - 1
@@ -54,22 +53,6 @@ BUFFER_ROWS = 5_000
 PAGE_ROWS = 5_000
 """Rows that a reader holds at a time; no transaction stays open between two pages."""
 
-_COLUMNS = """(
-    sequence INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL,
-    task INTEGER, worker INTEGER, device INTEGER, number INTEGER, t INTEGER, tau INTEGER, staleness INTEGER,
-    outcome TEXT, keep REAL, new REAL, base REAL, publish INTEGER, samples INTEGER, gradients INTEGER,
-    local_iterations INTEGER, gamma REAL, granted_at REAL, deadline REAL, finite INTEGER, distance REAL,
-    decision INTEGER, detail TEXT, asked_at REAL
-)"""
-_TABLES = f"""
-CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE events {_COLUMNS};
-CREATE INDEX events_by_kind ON events (kind);
-CREATE INDEX events_by_task ON events (task) WHERE task IS NOT NULL;
-CREATE TABLE chatter {_COLUMNS};
-CREATE VIEW everything AS SELECT * FROM events UNION ALL SELECT * FROM chatter;
-CREATE TABLE commits (last INTEGER PRIMARY KEY, head BLOB NOT NULL);
-"""  # noqa: S608 (text from above)
 _KINDS_OF_CHATTER = ", ".join(f"'{kind}'" for kind in CHATTER)
 _UNCHAINED_VIEWS = f"""
 CREATE TEMP VIEW everything AS SELECT * FROM events;
@@ -82,10 +65,11 @@ Observer = Callable[[Sequence[NewRow], int, float], None]
 
 
 class RowWriter(NamedTuple):
-    """How rows of one shape are written: the statement, and their bytes in the chain, if they are in it."""
+    """How rows of one shape are written: the statement, and their bytes for the chain or the checksum of chatter."""
 
     statement: str
-    chained: RowPacker | None
+    packed: RowPacker | None
+    lasts: bool
 
 
 _WRITERS: dict[RowShape, RowWriter] = {}
@@ -133,7 +117,7 @@ class Ledger:
         if path.exists():
             raise InvalidValue(f"{path} is there already; open it to go on, or choose another folder")
         with _explained(f"cannot make the ledger {path}"), aside(path) as temporary:
-            _make(temporary, {"schema": str(SCHEMA), "verbose": str(int(verbose)), "mixings": str(int(mixings))})
+            make_tables(temporary, {"schema": str(SCHEMA), "verbose": str(int(verbose)), "mixings": str(int(mixings))})
             for suffix in ("-wal", "-shm", "-journal"):  # of a ledger that was here before: SQLite would replay them
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
         return cls.open(path, durable=durable, observers=observers)
@@ -145,6 +129,8 @@ class Ledger:
         """A ledger that is there, to go on writing it or, while another process may do that, to read it."""
         if not path.is_file():
             raise InvalidValue(f"there is no ledger {path}; give the folder of a run")
+        if path.stat().st_size < SIZE_MIN:  # SQLite would take it for a new one, and remove the -wal beside it
+            raise InvalidValue(f"the ledger {path} is cut off; restore it from a copy")
         connection = _connected(path, "ro" if read_only else "rw")
         try:
             if not read_only:
@@ -222,15 +208,26 @@ class Ledger:
             if self.chained:
                 execute("DELETE FROM chatter WHERE sequence > ?", (sequence,))
                 execute("DELETE FROM commits WHERE last > ?", (sequence,))
+                execute("DELETE FROM chatter_checks WHERE last > ?", (sequence,))
 
     def forget_chatter(self, until: int) -> bool:
-        """Remove a page of rows, up to this mark, that no redo needs any more; false where there are none left."""
+        """Remove a page of rows, up to this mark, that no redo needs any more; false where there are none left.
+
+        Where they have checksums, those go with them: of every commit all rows go, or none.
+        """
         self.flush()
-        table = "chatter" if self.chained else "events"
-        which = f"SELECT sequence FROM chatter WHERE sequence <= ? LIMIT {PAGE_ROWS}"  # noqa: S608
-        with _explained(f"cannot write to the ledger {self.path}"):
-            cursor = self._connection.execute(f"DELETE FROM {table} WHERE sequence IN ({which})", (until,))  # noqa: S608
-        return cursor.rowcount > 0
+        page = f"SELECT sequence FROM chatter WHERE sequence <= ? ORDER BY sequence LIMIT {PAGE_ROWS}"  # noqa: S608
+        (last,) = self.select(f"SELECT max(sequence) FROM ({page})", (until,))[0]  # noqa: S608
+        if last is None:
+            return False
+        with _explained(f"cannot write to the ledger {self.path}"), self._transaction() as execute:
+            if not self.chained:
+                execute(f"DELETE FROM events WHERE kind IN ({_KINDS_OF_CHATTER}) AND sequence <= ?", (last,))  # noqa: S608
+                return True
+            (whole,) = self.select("SELECT coalesce(min(last), ?) FROM chatter_checks WHERE last >= ?", (last, last))[0]
+            execute("DELETE FROM chatter WHERE sequence <= ?", (whole,))
+            execute("DELETE FROM chatter_checks WHERE last <= ?", (whole,))
+        return True
 
     def go_on_after(self, sequence: int) -> None:
         """The next row has a number above this one: rows up to it were lost, and their numbers are not used again."""
@@ -309,17 +306,24 @@ class Ledger:
     def _write(self, rows: list[NewRow]) -> int:
         """Answers the sequence number of the last one."""
         head, sequence, lasting = self.head, self._last, list[bytes]()
+        chatter: int | None = None
         writers = _WRITERS if self.chained else _UNCHAINED_WRITERS
         with self._transaction() as execute:
             for shape, values in rows:
                 sequence += 1
                 writer = writers.get(shape) or _new_writer(shape, chained=self.chained)
                 execute(writer.statement, (sequence, *values))
-                if writer.chained is not None:
-                    lasting.append(writer.chained(sequence, values))
+                if writer.packed is None:
+                    continue
+                if writer.lasts:
+                    lasting.append(writer.packed(sequence, values))
+                else:
+                    chatter = zlib.crc32(writer.packed(sequence, values), chatter or 0)
             if lasting:
                 head = linked(head, lasting)
                 execute("INSERT INTO commits VALUES (?, ?)", (sequence, head))
+            if chatter is not None:
+                execute("INSERT INTO chatter_checks VALUES (?, ?)", (sequence, chatter))
         self.head, self._last = head, sequence
         return sequence
 
@@ -355,13 +359,23 @@ class Ledger:
         return max(int(self.select(f"SELECT coalesce(max(sequence), 0) FROM {table}")[0][0]) for table in tables)  # noqa: S608
 
     def _meta(self) -> dict[str, str]:
-        found = dict(self._connection.execute("SELECT name, value FROM meta"))
-        if found.get("schema") not in (str(UNCHAINED_SCHEMA), str(SCHEMA)):
+        wrong = wrong_with(self._connection)
+        if wrong is not None:
             raise InvalidValue(
-                f"{self.path} is a ledger of schema {found.get('schema')} and this version of Offbeat reads {SCHEMA}; "
-                "use the version that wrote it, or start a new run"
+                f"{self.path} cannot be read as a ledger: {wrong}; "
+                "use the version that wrote it, restore it from a copy, or start a new run"
             )
-        return found
+        return dict(self._connection.execute("SELECT name, value FROM meta"))
+
+    @contextmanager
+    def at_one_moment(self) -> Iterator[None]:
+        """All that is selected within the block is as it was at one moment, whatever another process writes."""
+        self._connection.execute("SAVEPOINT moment")
+        try:
+            yield
+        finally:
+            with suppress(sqlite3.Error):  # a damaged file, which the reading has told
+                self._connection.execute("RELEASE moment")
 
     def select(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         """All rows that a query gives, of those that are written."""
@@ -378,16 +392,8 @@ def _new_writer(shape: RowShape, *, chained: bool) -> RowWriter:
     places = {name: f"?{place}" for place, name in enumerate(shape.columns, 2) if chained or name != "asked_at"}
     names, values = ", ".join(places), ", ".join(places.values())
     statement = f"INSERT INTO {table} (sequence, kind, {names}) VALUES (?1, '{shape.kind}', {values})"  # noqa: S608 (names from rows.py)
-    lasts = chained and shape.kind not in CHATTER
-    writer = RowWriter(statement, row_packer(shape) if lasts else None)
+    writer = RowWriter(statement, row_packer(shape) if chained else None, shape.kind not in CHATTER)
     return (_WRITERS if chained else _UNCHAINED_WRITERS).setdefault(shape, writer)
-
-
-def _make(path: Path, meta: dict[str, str]) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(_TABLES)
-        connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
-        connection.commit()
 
 
 def _connected(path: Path, mode: str) -> sqlite3.Connection:

@@ -4,8 +4,10 @@ Rules kept here:
 - Any safetensors reader can read them. Tied arrays are stored once; the metadata say which names share them.
 - Bits are kept: NaN payloads and the sign of zero read back as they were written.
 - A file is written whole or not at all, and one that does not fit the model is refused by the name of what does not.
+- The digest of all arrays and metadata is in the metadata: a damaged file is refused. One of before has none.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +20,7 @@ from offbeat.core.layout import Array, Layout, Model
 from offbeat.errors import InvalidValue, LayoutMismatch
 from offbeat.storage.disk import aside
 
+DIGEST = "sha256"
 RESERVED = "__metadata__"
 """The one name that safetensors keeps for itself."""
 
@@ -67,6 +70,11 @@ def metadata_of(path: Path) -> Metadata:
         raise InvalidValue(f"{path} is damaged or not a safetensors file ({error}); restore it from a copy") from error
 
 
+def refuse_damaged(path: Path) -> None:
+    """Read a file that was written here, and refuse it where it is not what was written."""
+    _load(path)
+
+
 def _by_model(path: Path, arrays: dict[str, Array], metadata: Metadata) -> dict[str, dict[str, Array]]:
     try:
         groups: dict[str, dict[str, Array]] = {name: {} for name in json.loads(metadata["models"])}
@@ -94,7 +102,7 @@ def _save(path: Path, arrays: dict[str, Array], metadata: Metadata) -> None:
     if RESERVED in arrays:
         raise InvalidValue(f"an array is called {RESERVED!r}, a name that safetensors keeps for itself; rename it")
     try:
-        content = save(arrays, metadata)
+        content = save(arrays, {**metadata, DIGEST: _digest(arrays, metadata)})
     except (SafetensorError, TypeError, ValueError) as error:
         raise InvalidValue(
             f"cannot write {path}: {error}; arrays must hold numbers or booleans, names and metadata must be text"
@@ -103,16 +111,29 @@ def _save(path: Path, arrays: dict[str, Array], metadata: Metadata) -> None:
         temporary.write_bytes(content)
 
 
+def _digest(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> str:
+    digest = hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode())
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(json.dumps([name, array.dtype.str, array.shape]).encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
 def _load(path: Path) -> tuple[dict[str, Array], Metadata]:
     try:
         with safe_open(path, framework="np") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118 (no dict)
+            arrays, metadata = {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118 (no dict)
     except FileNotFoundError:
         raise InvalidValue(f"there is no model file {path}; a run writes it when it ends") from None
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise InvalidValue(
             f"{path} is damaged or not a safetensors file ({error}); restore it from a copy, or run again"
         ) from error
+    wanted = metadata.pop(DIGEST, None)
+    if wanted is not None and wanted != _digest(arrays, metadata):
+        raise InvalidValue(f"{path} is damaged: it does not hold what was written; restore it from a copy")
+    return arrays, metadata
 
 
 def _packed(path: Path, layout: Layout, arrays: Mapping[str, Array]) -> Model:

@@ -16,7 +16,7 @@ Rules kept here:
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -124,11 +124,13 @@ class RunFolder:
         *,
         newest: Model | None = None,
         best: Model | None = None,
+        tables: Sequence[str] = (),
         keep_checkpoint: bool = False,
     ) -> None:
         """The run is over: write the final model, then the summary that says so.
 
-        `newest` where the final model is an older version.
+        `newest` where the final model is an older version; `tables` are files that are there already, and are about
+        the same end.
         """
         if self._lock is None:
             raise InvalidValue(f"{self.path} was opened for reading; only the process that began the run can finish it")
@@ -136,12 +138,15 @@ class RunFolder:
         if self._ledger is not None:
             self._ledger.flush()
         t = results.get("result_t", results.get("t"))
+        beside = [name for name, model in ((NEWEST, newest), (BEST, best)) if model is not None]
         if newest is not None:
             save_model(self.path / NEWEST, newest, {"t": str(results["t"])})
         if best is not None:
             save_model(self.path / BEST, best, {"t": str(results["best_t"])})
         save_model(self.path / FINAL, x, {} if t is None else {"t": str(t)})
         results["file_sha256"] = file_digest(self.path / FINAL)
+        if tables or beside:
+            results["files_sha256"] = {name: file_digest(self.path / name) for name in (*tables, *beside)}
         write_json(self.path / SUMMARY, results)
         if not keep_checkpoint:
             self.checkpoint_path.unlink(missing_ok=True)
