@@ -67,7 +67,7 @@ from offbeat.protocol.plan import Plan
 from offbeat.storage import ledger as ledger_module
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.ledger_schema import SCHEMA
-from offbeat.storage.rows import KINDS, Row, as_arrival, as_event
+from offbeat.storage.rows import KINDS, Row, as_arrival, as_event, lost_row, task_accepted_row
 
 WHOLE = st.integers(0, 2**63 - 1)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -252,14 +252,14 @@ def test_every_message_has_its_row_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_what_was_lost_is_recorded(ledger: Ledger) -> None:
-    ledger.record_lost(3.0, task=7, decision=12)
+    ledger.add(lost_row(3.0, task=7, decision=12))
     (row,) = ledger.rows("lost")
     assert (row.at, row.task, row.decision) == (3.0, 7, 12)
     assert as_event(row) is None
 
 
 def test_a_task_that_was_accepted_is_recorded(ledger: Ledger) -> None:
-    ledger.record_task_accepted(3.0, 14, "line.py:task 0123")
+    ledger.add(task_accepted_row(3.0, 14, "line.py:task 0123"))
     (row,) = ledger.rows("task_accepted")
     assert (row.at, row.t, row.detail) == (3.0, 14, '{"task": "line.py:task 0123"}')
     assert as_event(row) is None

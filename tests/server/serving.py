@@ -49,6 +49,7 @@ DROP VIEW everything;
 INSERT INTO events SELECT * FROM chatter;
 DROP TABLE chatter;
 DROP TABLE commits;
+DROP TABLE chatter_checks;
 ALTER TABLE events DROP COLUMN asked_at;
 DELETE FROM events WHERE kind = 'group_closed';
 UPDATE meta SET value = '1' WHERE name = 'schema';

@@ -43,7 +43,7 @@ from offbeat.protocol.messages import (
 from offbeat.server.event_log import DROPPED, EventLog
 from offbeat.storage import rows
 from offbeat.storage.ledger import CHATTER, Ledger, Observer
-from offbeat.storage.rows import NewRow, Row, RowShape
+from offbeat.storage.rows import NewRow, Row, RowShape, lost_row
 
 PATIENCE_S = 30.0
 LEASE = Lease(7, 3, 5, 2, 11, 1 / 3, inf, None, 0.1)
@@ -113,7 +113,7 @@ def test_lines_are_the_rows_of_the_ledger(ledger: Ledger, observers: list[Observ
     observers.append(log.written)
     record(ledger, HAPPENED[:4])
     record(ledger, HAPPENED[4:])
-    ledger.record_lost(2.0, 7, 1)
+    ledger.add(lost_row(2.0, 7, 1))
     ledger.flush()
     log.close()
     told = lines(tmp_path / "events.jsonl")

@@ -54,6 +54,7 @@ from offbeat.sim.curve import CONTRIBUTION, CURVE, CurvePoint, read_curve
 from offbeat.sim.run import Run, Simulation, StopRequested
 from offbeat.sim.spec import Spec
 from offbeat.storage.ledger import Ledger
+from offbeat.storage.rows import lost_row
 from offbeat.storage.run_folder import LEDGER, RunFolder
 from tests.simulation.quadratic import Quadratic
 from tests.unit.html_page import Page
@@ -204,7 +205,7 @@ def test_a_lost_update_was_decided_on_but_is_in_no_version(tmp_path: Path) -> No
     messages = [decided(1, 0, HALF), published(1), decided(2, 1, HALF), published(2)]
     told(tmp_path / "run", messages)
     with Ledger.open(tmp_path / "run" / LEDGER) as ledger:
-        ledger.record_lost(7.0, 2, 2)
+        ledger.add(lost_row(7.0, 2, 2))
     facts, page = read_run(tmp_path / "run"), page_of(tmp_path / "run")
     assert facts.fold.applied == 2
     assert facts.devices.weights == {(0, 0.5): 1}

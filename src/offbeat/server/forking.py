@@ -19,6 +19,7 @@ from offbeat.storage.backup_marker import BackupMarker, forget_marker, is_record
 from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import read_json, sealed
 from offbeat.storage.ledger import Ledger
+from offbeat.storage.rows import forked_row
 
 RUN = "run.json"
 log = logging.getLogger("offbeat.server")
@@ -31,7 +32,7 @@ def settle_fork(
     log.warning("a backup of run %s, up to row %s, goes on as run %s", fork.run, fork.row, fork.fork)
     if not is_recorded(fork, ledger):
         _dismiss_all(coordinator, ledger, fold)
-        ledger.record_forked(coordinator.at, fork.fork, fork.run, fork.row, fork.head)
+        ledger.add(forked_row(coordinator.at, fork.fork, fork.run, fork.row, fork.head))
         ledger.flush()
     facts = read_json(folder / RUN)
     disk.write_whole(folder / RUN, [sealed(json.dumps({**facts, "run": fork.fork}, indent=2))])

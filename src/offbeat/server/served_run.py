@@ -46,6 +46,7 @@ from offbeat.storage.disk import Disk
 from offbeat.storage.head_file import HeadFile, read_head
 from offbeat.storage.json_file import read_json, sealed
 from offbeat.storage.ledger import Ledger, Observer
+from offbeat.storage.rows import lost_row
 from offbeat.wire import unload
 
 RETRY_S = 1.0
@@ -156,7 +157,7 @@ class ServedRun:
         )
         self.driver = Driver(self.coordinator, self.ledger, self.mixer, self.checkpointer, outside, self.troubles)
         for decision in found.lost:
-            self.ledger.record_lost(self.driver.clock.now(), decision.lease.task, decision.sequence)
+            self.ledger.add(lost_row(self.driver.clock.now(), decision.lease.task, decision.sequence))
         self.ledger.flush()
 
     def _committed(self, _rows: object, last: int, _seconds: float) -> None:

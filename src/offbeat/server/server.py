@@ -51,6 +51,7 @@ from offbeat.settings import Settings
 from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import sealed
 from offbeat.storage.ledger import Observer
+from offbeat.storage.rows import task_accepted_row
 from offbeat.storage.run_folder import LEDGER
 
 HEARD_AGAIN_S = 0.2
@@ -151,7 +152,7 @@ class Server:
         task, c = self.begun.task, self.run.coordinator
         if task.changed:
             log.warning("from epoch %s on the run has a changed task: %s, not %s", c.t, task.now, task.recorded)
-            self.run.ledger.record_task_accepted(c.at, c.t, task.now)
+            self.run.ledger.add(task_accepted_row(c.at, c.t, task.now))
             self.run.ledger.flush()
 
     # --- open --------------------------------------------------------------------------------------------------------

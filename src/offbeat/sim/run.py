@@ -38,7 +38,7 @@ from offbeat.sim.extending import END_BYTES_MAX, extensions_in, is_extension, re
 from offbeat.sim.plane import Plane, Replayed
 from offbeat.storage.backup_marker import fork_without_id
 from offbeat.storage.model_file import load_models, save_models
-from offbeat.storage.rows import as_arrival
+from offbeat.storage.rows import as_arrival, task_accepted_row
 from offbeat.storage.run_folder import RunFolder
 from offbeat.task import Task, evaluate, start_with_frozen
 
@@ -252,7 +252,7 @@ class Simulation:
         """Record that the run goes on with a changed task; a checkpoint keeps the record where the run is cut again."""
         if self.names.changed and self.ledger:
             c = self.coordinator
-            self.ledger.record_task_accepted(c.at, c.t, self.names.now)
+            self.ledger.add(task_accepted_row(c.at, c.t, self.names.now))
             self.checkpoint()
 
     def _started(self) -> None:

@@ -19,6 +19,7 @@ from offbeat.errors import InvalidValue
 from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import read_json, sealed
 from offbeat.storage.ledger import Ledger
+from offbeat.storage.rows import forked_row
 
 MARKER = "backup.json"
 
@@ -109,6 +110,6 @@ def fork_without_id(folder: Path, ledger: Ledger, at: float, keep: Callable[[], 
     if marker is None:
         return
     if not is_recorded(marker, ledger):
-        ledger.record_forked(at, marker.fork, marker.run, marker.row, marker.head)
+        ledger.add(forked_row(at, marker.fork, marker.run, marker.row, marker.head))
     keep()
     forget_marker(folder, Disk())

@@ -26,7 +26,7 @@ from offbeat.protocol.answer_book import DecidedTask
 from offbeat.protocol.messages import Command, Decision, Evaluated, Event
 from offbeat.storage.chain import GENESIS, RowPacker, linked, row_packer
 from offbeat.storage.disk import aside
-from offbeat.storage.ledger_schema import SCHEMA, SIZE_MIN, UNCHAINED_SCHEMA, make_tables, wrong_with
+from offbeat.storage.ledger_schema import SCHEMA, SIZE_MIN, UNCHAINED_SCHEMA, make_tables, unchained_views, wrong_with
 from offbeat.storage.rows import (
     KINDS,
     NewRow,
@@ -35,12 +35,9 @@ from offbeat.storage.rows import (
     as_decision,
     as_evaluation,
     every_row,
-    forked_row,
     lasting_rows,
     lasting_rows_and_mixings,
-    lost_row,
     read,
-    task_accepted_row,
     truncated_row,
 )
 
@@ -52,13 +49,6 @@ BUFFER_ROWS = 5_000
 """Rows that wait in memory for one transaction."""
 PAGE_ROWS = 5_000
 """Rows that a reader holds at a time; no transaction stays open between two pages."""
-
-_KINDS_OF_CHATTER = ", ".join(f"'{kind}'" for kind in CHATTER)
-_UNCHAINED_VIEWS = f"""
-CREATE TEMP VIEW everything AS SELECT * FROM events;
-CREATE TEMP VIEW chatter AS SELECT * FROM events WHERE kind IN ({_KINDS_OF_CHATTER});
-CREATE TEMP VIEW commits AS SELECT 0 AS last, x'' AS head WHERE 0;
-"""  # noqa: S608 (text from above)
 
 Observer = Callable[[Sequence[NewRow], int, float], None]
 """Hears which rows were committed, the sequence number of the last, and how long that took; must not block."""
@@ -89,7 +79,7 @@ class Ledger:
         meta = self._meta()
         self.verbose, self.chained = meta["verbose"] == "1", meta["schema"] != str(UNCHAINED_SCHEMA)
         if not self.chained:
-            connection.executescript(_UNCHAINED_VIEWS)
+            connection.executescript(unchained_views(CHATTER))
         self.mixings = self.verbose or meta.get("mixings") == "1"
         """Has it a row for every mixing?"""
         self._rows_of = every_row if self.verbose else lasting_rows_and_mixings if self.mixings else lasting_rows
@@ -156,17 +146,9 @@ class Ledger:
             self.flush()
         return rows
 
-    def record_lost(self, at: float, task: int, decision: int) -> None:
-        """An acknowledged update is damaged, and the operator has decided to go on without it."""
-        self._waiting.append(lost_row(at, task, decision))
-
-    def record_task_accepted(self, at: float, t: int, task: str) -> None:
-        """The task has changed, and the operator has decided to go on with it."""
-        self._waiting.append(task_accepted_row(at, t, task))
-
-    def record_forked(self, at: float, fork: str, run: str, row: int, head: str) -> None:
-        """This ledger is that of a backup, and goes on as the run `fork`."""
-        self._waiting.append(forked_row(at, fork, run, row, head))
+    def add(self, row: NewRow) -> None:
+        """Take down what is no event of the coordinator's: what an operator has decided, a fork."""
+        self._waiting.append(row)
 
     def flush(self) -> None:
         """Write what waits, in one transaction."""
