@@ -204,7 +204,9 @@ class Ledger:
             return False
         with _explained(f"cannot write to the ledger {self.path}"), self._transaction() as execute:
             if not self.chained:
-                execute(f"DELETE FROM events WHERE kind IN ({_KINDS_OF_CHATTER}) AND sequence <= ?", (last,))  # noqa: S608
+                execute(
+                    "DELETE FROM events WHERE sequence IN (SELECT sequence FROM chatter WHERE sequence <= ?)", (last,)
+                )
                 return True
             (whole,) = self.select("SELECT coalesce(min(last), ?) FROM chatter_checks WHERE last >= ?", (last, last))[0]
             execute("DELETE FROM chatter WHERE sequence <= ?", (whole,))

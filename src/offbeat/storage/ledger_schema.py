@@ -48,7 +48,7 @@ def make_tables(path: Path, meta: Mapping[str, str]) -> None:
 
 
 def unchained_views(chatter: Sequence[str]) -> str:
-    """What gives a ledger of before there was a chain the tables that it lacks; `chatter` are the kinds of rows in one."""
+    """What gives a ledger of before there was a chain the tables that it lacks; `chatter` are kinds of rows."""
     kinds = ", ".join(f"'{kind}'" for kind in chatter)
     return f"""
         CREATE TEMP VIEW everything AS SELECT * FROM events;
