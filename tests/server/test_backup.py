@@ -390,9 +390,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.parametrize("writable", [True, False])
 def test_what_is_removed_meanwhile_is_tried_again(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writable: bool
 ) -> None:
+    monkeypatch.setattr("offbeat.server.backup.os.access", lambda *_: writable)
     tries = list[str]()
 
     def hold(self: Capture, name: str, *, needed: bool = False) -> None:

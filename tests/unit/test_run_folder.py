@@ -306,3 +306,26 @@ def test_json_is_what_any_reader_reads(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "a.json").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert found.pop(DIGEST)
     assert found == {"a": ["nan", "inf", "-inf"], "b": "nan", "c": "d", "e": True}
+
+
+def test_a_json_file_with_one_bit_flipped_is_refused_or_says_the_same(tmp_path: Path) -> None:
+    value = {"rule": "fedasync", "alpha": 0.6, "inner": {"b": [1, 2], "a": None}}
+    write_json(tmp_path / "a.json", value)
+    whole, refused = (tmp_path / "a.json").read_bytes(), 0
+    for place in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[place // 8] ^= 1 << place % 8
+        (tmp_path / "a.json").write_bytes(damaged)
+        try:
+            assert read_json(tmp_path / "a.json") == value
+        except InvalidValue:
+            refused += 1
+    assert refused > 6 * len(whole)
+
+
+def test_a_json_file_without_a_digest_is_read_as_it_is(tmp_path: Path) -> None:
+    for text in ('{"x_sha256": "' + "0" * 64 + '"}', '{"a": 1, "x_sha256": "' + "0" * 64 + '"}\n', "{}"):
+        (tmp_path / "a.json").write_text(text)
+        assert read_json(tmp_path / "a.json") == json.loads(text)
+    write_json(tmp_path / "a.json", {})
+    assert read_json(tmp_path / "a.json") == {}

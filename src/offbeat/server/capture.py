@@ -147,6 +147,8 @@ class Capture:
     def _make_place(self) -> None:
         if self._into is not None:
             self.held = self._into
+            shutil.rmtree(self.held, ignore_errors=True)  # what an earlier try copied may belong to another moment
+            self.held.mkdir(mode=0o700)
             return
         self.held = self.folder / f"{HELD}{secrets.token_hex(8)}"
         self.held.mkdir(mode=0o700)

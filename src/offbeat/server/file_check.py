@@ -11,8 +11,7 @@ from typing import Any
 
 from offbeat.core.layout import Layout, layout_from
 from offbeat.errors import InvalidValue
-from offbeat.storage.checkpoints import Checkpoints
-from offbeat.storage.disk import Disk
+from offbeat.storage.checkpoints import damaged_checkpoints
 from offbeat.storage.json_file import read_json
 from offbeat.storage.model_file import refuse_damaged
 from offbeat.storage.run_folder import BEST, CHECKPOINT, FINAL, SETTINGS, SUMMARY, X_0, file_digest
@@ -31,6 +30,7 @@ def damaged_files(folder: Path) -> Iterator[str]:
             except InvalidValue as error:
                 yield str(error)
     yield from _unlike(folder, facts)
+    yield from damaged_checkpoints(folder / "checkpoints")
     try:
         layout = layout_from(facts["layout.json"]) if "layout.json" in facts else None
     except InvalidValue as error:
@@ -57,8 +57,6 @@ def _unlike(folder: Path, facts: Mapping[str, Mapping[str, Any]]) -> Iterator[st
 
 def _damaged_models(folder: Path, layout: Layout) -> Iterator[str]:
     """Of a served run."""
-    if (folder / "checkpoints").is_dir():
-        yield from Checkpoints(folder / "checkpoints", layout, Disk()).damaged()
     models = [*sorted(folder.glob("versions/*.safetensors")), *sorted(folder.glob("kept/*.safetensors"))]
     models += [folder / BEST] if (folder / BEST).is_file() else []
     for file in models:

@@ -7,6 +7,7 @@ Rules kept here:
 - Only what came after the checkpoint is read, and the decisions before it whose answers are still remembered.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable
 
@@ -32,6 +33,8 @@ from offbeat.storage.head_file import LedgerHead
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import as_arrival, as_decision, as_event
 from offbeat.wire import BadPayload
+
+log = logging.getLogger("offbeat.server")
 
 
 class UpdateLost(OffbeatError):
@@ -59,7 +62,9 @@ def recover(
     accept_loss: bool = False,
 ) -> "Redo":
     """Redo the run from the newest checkpoint that is whole; `told` is how far the ledger had come, if known."""
-    checkpoint = checkpoints.newest()
+    checkpoint, marks = checkpoints.newest(), checkpoints.marks()
+    if checkpoint.mark != marks[0]:
+        log.warning("checkpoint %s is damaged; the run goes on from the one at %s", marks[0], checkpoint.mark)
     loss = loss_of(ledger, checkpoint, told)
     if loss is not None:
         if not accept_loss:

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from math import isnan
-from operator import itemgetter
+from operator import is_, itemgetter
 from typing import Any
 
 from offbeat.storage.rows import Row, RowShape
@@ -25,6 +25,7 @@ TEXT = frozenset({"outcome", "detail"})
 MAY_BE_NAN = "distance"
 COLUMNS = tuple(name for name in Row._fields if name not in ("sequence", "kind"))
 _PLACE = {name: place for place, name in enumerate(COLUMNS)}
+_NONES = (None,) * len(Row._fields)
 _LENGTH = struct.Struct("<I")
 
 RowPacker = Callable[[int, Sequence[Any]], bytes]
@@ -54,18 +55,24 @@ def _is_stored(value: Any) -> bool:
 
 def stored_bytes(stored: Sequence[Any]) -> bytes:
     """The canonical bytes of a row as SQLite gives it: all columns in the order of `Row`."""
-    sequence, at, kind, *rest = stored
-    values = [at, *rest]
-    there = [place for place, value in enumerate(values) if value is not None]
-    return _packer(kind, tuple(COLUMNS[place] for place in there))(sequence, [values[place] for place in there])
+    missing = bytes(map(is_, stored, _NONES))
+    return _stored_packer(stored[2], missing)(stored)
 
 
 def linked(head: bytes, rows: Iterable[bytes]) -> bytes:
     """The head after a commit of these rows."""
-    digest = hashlib.sha256(head)
-    for row in rows:
-        digest.update(row)
-    return digest.digest()
+    return hashlib.sha256(b"".join((head, *rows))).digest()
+
+
+@cache
+def _stored_packer(kind: str, missing: bytes) -> Callable[[Sequence[Any]], bytes]:
+    """Makes the canonical bytes of stored rows that lack these columns of `Row`."""
+    places = [place for place, name in enumerate(Row._fields) if name in _PLACE and not missing[place]]
+    packed = _packer(kind, tuple(Row._fields[place] for place in places))
+    if len(places) == 1:
+        return lambda stored: packed(stored[0], (stored[places[0]],))
+    pick = itemgetter(*places)
+    return lambda stored: packed(stored[0], pick(stored))
 
 
 @cache

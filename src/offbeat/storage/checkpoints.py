@@ -42,6 +42,25 @@ def checkpoint_heads(folder: Path) -> Iterator[tuple[int, str]]:
             yield int(kept["mark"]), str(kept.get("head", ""))
 
 
+def damaged_checkpoints(folder: Path) -> Iterator[str]:
+    """A sentence for every file of a checkpoint that is not what was written; one that is removed meanwhile is none."""
+    for file in sorted(folder.glob("*.json")):
+        try:
+            vectors: dict[str, str] = unsealed(file.read_bytes())["vectors"]
+            for name, digest in vectors.items():
+                path = file.with_name(f"{file.stem}.{name}.safetensors")
+                if _digest_of(path) != digest and file.exists():
+                    yield f"checkpoint {file.stem} is damaged: {path} does not hold what was written"
+        except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
+            if file.exists():
+                yield f"checkpoint {file.stem} is damaged: {file}: {error}"
+
+
+def _digest_of(path: Path) -> str:
+    with path.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
 class Checkpoints:
     """The folder of checkpoints: each has a file for its state and one for each of its vectors."""
 
@@ -81,9 +100,8 @@ class Checkpoints:
 
     def _read(self, file: Path, digest: str) -> Model:
         """A vector, mapped: it takes no memory of ours until a newer one takes its place."""
-        with file.open("rb") as opened:
-            if hashlib.file_digest(opened, "sha256").hexdigest() != digest:
-                raise BadPayload(f"{file} does not hold what was written")
+        if _digest_of(file) != digest:
+            raise BadPayload(f"{file} does not hold what was written")
         return mapped(file, self.layout)
 
     def usable(self) -> Iterator[Checkpoint]:
@@ -93,14 +111,6 @@ class Checkpoints:
                 yield self.read(mark)
             except InvalidValue:
                 continue
-
-    def damaged(self) -> Iterator[str]:
-        """What is wrong with those that cannot be read."""
-        for mark in self.marks():
-            try:
-                self.read(mark)
-            except InvalidValue as error:
-                yield str(error)
 
     def newest(self) -> Checkpoint:
         found = next(self.usable(), None)
