@@ -25,6 +25,7 @@ from offbeat.server.verify import sentence, verify
 from offbeat.settings import Settings
 from offbeat.storage.backup_marker import MARKER, read_marker
 from offbeat.storage.disk import Disk
+from offbeat.storage.json_file import read_json, sealed
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.ledger_copy import LedgerSnapshot
 from offbeat.storage.lock import Lock
@@ -333,8 +334,8 @@ def test_a_crash_at_the_first_start_changes_nothing(
 
 def changed_marker(**changes: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
-        facts = json.loads((folder / MARKER).read_text())
-        (folder / MARKER).write_text(json.dumps(facts | changes))
+        facts = read_json(folder / MARKER)
+        (folder / MARKER).write_bytes(sealed(json.dumps(facts | changes)))
 
     return change
 
@@ -499,7 +500,10 @@ def test_a_disk_that_fills_up_leaves_nothing(finished: Path, tmp_path: Path, mon
 
 @pytest.mark.parametrize(
     ("damage", "says"),
-    [(other_coefficient, "does not verify: the chain: rows"), (no_outcome, "'applies' is not a valid Outcome")],
+    [
+        (other_coefficient, "does not verify: the chain of the ledger: rows"),
+        (no_outcome, "'applies' is not a valid Outcome"),
+    ],
 )
 def test_what_does_not_verify_is_not_kept(
     finished: Path, tmp_path: Path, damage: Callable[[Path], None], says: str

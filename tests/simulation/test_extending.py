@@ -56,7 +56,11 @@ def contents(folder: Path) -> dict[str, Any]:
 
 
 def facts(run: offbeat.Run) -> tuple[Any, ...]:
-    told = {name: value for name, value in run.summary.items() if name not in ("wall_s", "dir", "settings", "ended")}
+    told = {
+        name: value
+        for name, value in run.summary.items()
+        if name not in ("wall_s", "dir", "settings", "ended", "ledger_head")
+    }
     return told, run.ledger, run.metrics, run.contribution
 
 
