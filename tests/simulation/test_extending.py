@@ -32,7 +32,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "intervals": {"trigger_every_s": 0.7},
 }
 OF_ENDS = ("finished", "extended", "truncated")
-"""A run that finishes in the very event that ends it has said so before it is extended; one that went back tells of it."""
+"""A run that finishes in the event that ends it has said so before it is extended; one that went back tells of it."""
 ENDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "epochs": ({"epochs": 20}, {"epochs": 50}),
     "gradients": ({"gradients": 20}, {"gradients": 50}),
