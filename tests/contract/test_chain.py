@@ -2,7 +2,10 @@
 
 import hashlib
 import itertools
+import re
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -51,6 +54,24 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if ledger.count() >= ROWS:
                 break
     return path
+
+
+def by_the_page(path: Path) -> subprocess.CompletedProcess[str]:
+    """The check that docs/ledger.md shows, which needs nothing of ours."""
+    page = (Path(__file__).parents[2] / "docs" / "ledger.md").read_text("utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return subprocess.run([sys.executable, "-I", "-c", program, path], capture_output=True, text=True, check=False)
+
+
+def test_a_chain_can_be_checked_by_what_the_page_says(original: Path, tmp_path: Path) -> None:
+    assert by_the_page(original).stdout.strip() == checked(original).head.hex()
+    copy = tmp_path / "ledger.sqlite"
+    copy.write_bytes(original.read_bytes())
+    with closing(sqlite3.connect(copy)) as connection, connection:
+        connection.execute("UPDATE events SET gradients = 11 WHERE kind = 'decided' AND decision = 20")
+    broken = checked(copy).broken
+    assert broken is not None
+    assert by_the_page(copy).stderr.strip() == f"the rows up to {broken.last} are not those that were written"
 
 
 def checked(path: Path) -> ChainCheck:
