@@ -97,7 +97,10 @@ def test_a_version_whose_file_is_damaged_does_not_deceive_a_verification(tmp_pat
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    assert verify(tmp_path / "run")["agrees"], "the bits that the replay made count"
+    facts = verify(tmp_path / "run")
+    assert facts["x_sha256"] == facts["replay_sha256"], "the bits that the replay made count"
+    assert len(facts["wrong"]) == 2  # what the file says of itself, and what the replay made
+    assert all(str(file) in wrong for wrong in facts["wrong"])
 
 
 def test_a_restart_reads_the_decisions_that_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ class Ledger:
         if not path.is_file():
             raise InvalidValue(f"there is no ledger {path}; give the folder of a run")
         if path.stat().st_size < SIZE_MIN:  # SQLite would take it for a new one, and remove the -wal beside it
-            raise InvalidValue(f"{path} cannot be read as a ledger (it is cut off); restore it from a copy")
+            raise InvalidValue(f"{path} cannot be read as a ledger: it is cut off; restore it from a copy")
         connection = _connected(path, "ro" if read_only else "rw")
         try:
             if not read_only:
