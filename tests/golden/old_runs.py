@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 
 from offbeat.cli import main
 from offbeat.settings import Settings
+from offbeat.storage.json_file import read_json
 from tests.server.serving import Worker, serving
 from tests.server.speaking import settled, until
 from tests.web.looking import opened, runs_of
@@ -51,7 +52,7 @@ def settings_of(run: Path) -> Settings:
 
 def recorded_settings(run: Path) -> dict[str, Any]:
     """The settings of a run as they are written in its folder."""
-    found = json.loads((run / "settings.json").read_text())
+    found = read_json(run / "settings.json")
     return {name: value for name, value in found.items() if name not in NO_SETTINGS}
 
 

@@ -19,7 +19,7 @@ from offbeat.server.served_fold import ServedFold
 from offbeat.server.served_run import ServedRun
 from offbeat.server.settings import ServerSettings
 from offbeat.storage.disk import Disk
-from offbeat.storage.json_file import write_json
+from offbeat.storage.json_file import unsealed, write_json
 from offbeat.storage.ledger import Ledger
 from tests.server.serving import Running, Worker, serving
 from tests.server.speaking import file_of, ones, refused
@@ -81,7 +81,7 @@ def damage_newest(folder: Path) -> None:
 def forget_totals(folder: Path) -> None:
     """As an earlier version left it."""
     for file in checkpoints_of(folder):
-        facts = json.loads(file.read_bytes())
+        facts = unsealed(file.read_bytes())
         assert facts.pop("totals")["run"]["applied"] >= 4
         file.write_text(json.dumps(facts))
 

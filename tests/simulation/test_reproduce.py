@@ -1,6 +1,5 @@
 """Reproduction: which curves make which figure, what is run again, and what is left behind."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from offbeat.reproduce.paper import As
 from offbeat.reproduce.target_runs import CurveResults, run_target
 from offbeat.reproduce.targets import SCALES, TARGETS, FigureCurve, PlacedCurve, ReproductionTarget, target
 from offbeat.sim.run import StopRequested
+from offbeat.storage.json_file import read_json
 
 READINGS: tuple[As, ...] = ("text", "authors")
 VALUES = {"devices": 10, "epochs": 20, "evaluate_every": 5, "executor": "inline", "device_model": "sampled:4"}
@@ -165,7 +165,7 @@ def test_a_picture_numbers_and_a_summary_are_left(tmp_path: Path) -> None:
     results = CurveResults(tmp_path)
     run_target(small(), results, tmp_path / "work", processes=1)
     summary = figures.write(small(), results, tmp_path)
-    assert summary == json.loads((tmp_path / "small.json").read_text())
+    assert summary == read_json(tmp_path / "small.json")
     first = summary["curves"][0]
     ends = [points[-1].metrics["accuracy"] for points in results.points(small().curves[0]).values()]
     assert first["mean"] == pytest.approx(sum(ends) / 2)

@@ -38,7 +38,7 @@ async def send_backup(request: web.Request) -> web.StreamResponse:
         do = "Start the server with --access (see `offbeat init`), and use an administrator's token."
         raise Refusal("not_allowed", "without tokens, backups are given out on loopback only", do=do)
     if request.method == "HEAD":
-        return web.Response(headers=hello(), content_type=MEDIA_TYPE)
+        return web.Response(headers={**hello(), "Cache-Control": "no-store"}, content_type=MEDIA_TYPE)
     if context.backing_up.locked():
         raise Refusal("not_now", "another backup is being taken", retry_after_s=RETRY_S)
     async with context.backing_up:

@@ -6,6 +6,7 @@ Rules kept here:
 - Only what came after the checkpoint is read: the whole history is `offbeat verify`'s.
 """
 
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from offbeat.storage.chain_check import ChainBreak, check_chain, check_chatter
 from offbeat.storage.checkpoints import Checkpoint
 from offbeat.storage.head_file import LedgerHead
 from offbeat.storage.ledger import Ledger
+
+NONSENSE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, struct.error)
+"""What rows that make no sense lead to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ def legible(path: Path) -> Iterator[None]:
         yield
     except OffbeatError:
         raise
-    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+    except NONSENSE as error:
         with Ledger.open(path, read_only=True) as ledger:
             broken = check_chain(ledger).broken if ledger.chained else None
         if broken is None:  # it is not the ledger's fault

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.server.continuity import NONSENSE
 from offbeat.server.file_check import damaged_files
 from offbeat.server.journal_check import missing_in
 from offbeat.server.replay import Replay, reached, sha256, start_of
@@ -51,7 +52,7 @@ def _part(folder: Path, check: Callable[[Path], Facts], otherwise: Facts) -> Fac
         return check(folder)
     except OffbeatError as error:
         return otherwise | {"wrong": [str(error)]}
-    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:  # rows that make no sense
+    except NONSENSE as error:
         why = f"{folder / LEDGER} cannot be followed: {type(error).__name__}: {error}"
         return otherwise | {"wrong": [why]}
 

@@ -21,12 +21,20 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from offbeat.errors import InvalidValue, OffbeatError
+from offbeat.errors import InvalidValue
 from offbeat.protocol.answer_book import DecidedTask
 from offbeat.protocol.messages import Command, Decision, Evaluated, Event
 from offbeat.storage.chain import GENESIS, RowPacker, linked, row_packer
 from offbeat.storage.disk import aside
-from offbeat.storage.ledger_schema import SCHEMA, SIZE_MIN, UNCHAINED_SCHEMA, make_tables, unchained_views, wrong_with
+from offbeat.storage.ledger_schema import (
+    SCHEMA,
+    SIZE_MIN,
+    UNCHAINED_SCHEMA,
+    forget_rows_after,
+    make_tables,
+    unchained_views,
+    wrong_with,
+)
 from offbeat.storage.rows import (
     KINDS,
     NewRow,
@@ -40,6 +48,7 @@ from offbeat.storage.rows import (
     read,
     truncated_row,
 )
+from offbeat.storage.sqlite_file import connected, explained, transaction
 
 CHATTER = ("requested", "request_ended", "heartbeat", "time_passed")
 """Kinds of rows that only a redo needs: an idle fleet makes many of them."""
@@ -106,7 +115,7 @@ class Ledger:
         """
         if path.exists():
             raise InvalidValue(f"{path} is there already; open it to go on, or choose another folder")
-        with _explained(f"cannot make the ledger {path}"), aside(path) as temporary:
+        with explained(f"cannot make the ledger {path}"), aside(path) as temporary:
             make_tables(temporary, {"schema": str(SCHEMA), "verbose": str(int(verbose)), "mixings": str(int(mixings))})
             for suffix in ("-wal", "-shm", "-journal"):  # of a ledger that was here before: SQLite would replay them
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
@@ -121,7 +130,7 @@ class Ledger:
             raise InvalidValue(f"there is no ledger {path}; give the folder of a run")
         if path.stat().st_size < SIZE_MIN:  # SQLite would take it for a new one, and remove the -wal beside it
             raise InvalidValue(f"{path} cannot be read as a ledger: it is cut off; restore it from a copy")
-        connection = _connected(path, "ro" if read_only else "rw")
+        connection = connected(path, "ro" if read_only else "rw")
         try:
             if not read_only:
                 connection.execute("PRAGMA journal_mode = WAL")
@@ -152,15 +161,16 @@ class Ledger:
 
     def flush(self) -> None:
         """Write what waits, in one transaction."""
-        if not self._waiting:
-            return
+        if self._waiting:
+            self._commit(self._waiting)
+
+    def _commit(self, rows: list[NewRow], forgetting: int | None = None) -> None:
         begun = perf_counter()
-        with _explained(f"cannot write to the ledger {self.path}"):
-            last = self._write(self._waiting)
-        seconds = perf_counter() - begun
-        written, self._waiting = self._waiting, []
+        with explained(f"cannot write to the ledger {self.path}"):
+            last = self._write(rows, forgetting)
+        seconds, self._waiting = perf_counter() - begun, []
         for observer in self._observers:
-            observer(written, last, seconds)
+            observer(rows, last, seconds)
 
     def mark(self) -> int:
         """The sequence number of the newest row, which is flushed: a checkpoint keeps it for `truncate_after`."""
@@ -168,7 +178,10 @@ class Ledger:
         return self.newest()
 
     def truncate_after(self, sequence: int) -> None:
-        """Forget everything that was recorded after this mark; where that was something, a row tells of it."""
+        """Forget everything that was recorded after this mark; where that was something, a row tells of it.
+
+        Numbers of rows are not used again, so that whoever reads along sees that rows are gone.
+        """
         newest = self.mark()
         if newest < sequence:
             raise InvalidValue(
@@ -177,20 +190,13 @@ class Ledger:
             )
         if newest == sequence:
             return
-        self._forget_after(sequence)
+        (at,) = self.select("SELECT coalesce(max(at), 0) FROM everything WHERE sequence <= ?", (sequence,))[0]
+        (count,) = self.select("SELECT count(*) FROM everything WHERE sequence > ?", (sequence,))[0]
         if self.chained:
-            dropped, self.head, self._last = self.head, self.head_at(sequence), sequence
-            at = self.select("SELECT coalesce(max(at), 0) FROM everything WHERE sequence = ?", (sequence,))[0][0]
-            self._waiting.append(truncated_row(float(at), newest - sequence, dropped.hex()))
-            self.flush()
-
-    def _forget_after(self, sequence: int) -> None:
-        with _explained(f"cannot write to the ledger {self.path}"), self._transaction() as execute:
-            execute("DELETE FROM events WHERE sequence > ?", (sequence,))
-            if self.chained:
-                execute("DELETE FROM chatter WHERE sequence > ?", (sequence,))
-                execute("DELETE FROM commits WHERE last > ?", (sequence,))
-                execute("DELETE FROM chatter_checks WHERE last > ?", (sequence,))
+            self._commit([truncated_row(float(at), count, self.head.hex())], sequence)
+        else:
+            self._last = sequence
+            self._commit([], sequence)
 
     def forget_chatter(self, until: int) -> bool:
         """Remove a page of rows, up to this mark, that no redo needs any more; false where there are none left.
@@ -202,7 +208,7 @@ class Ledger:
         (last,) = self.select(f"SELECT max(sequence) FROM ({page})", (until,))[0]  # noqa: S608
         if last is None:
             return False
-        with _explained(f"cannot write to the ledger {self.path}"), self._transaction() as execute:
+        with explained(f"cannot write to the ledger {self.path}"), transaction(self._connection) as execute:
             if not self.chained:
                 execute(
                     "DELETE FROM events WHERE sequence IN (SELECT sequence FROM chatter WHERE sequence <= ?)", (last,)
@@ -287,12 +293,18 @@ class Ledger:
 
     # --- SQLite ------------------------------------------------------------------------------------------------------
 
-    def _write(self, rows: list[NewRow]) -> int:
-        """Answers the sequence number of the last one."""
-        head, sequence, lasting = self.head, self._last, list[bytes]()
+    def _write(self, rows: list[NewRow], forgetting: int | None) -> int:
+        """Answers the sequence number of the last one; rows after `forgetting` go in the same transaction."""
+        head, sequence, lasting = (
+            self.head if forgetting is None else self.head_at(forgetting),
+            self._last,
+            list[bytes](),
+        )
         chatter: int | None = None
         writers = _WRITERS if self.chained else _UNCHAINED_WRITERS
-        with self._transaction() as execute:
+        with transaction(self._connection) as execute:
+            if forgetting is not None:
+                forget_rows_after(execute, forgetting, chained=self.chained)
             for shape, values in rows:
                 sequence += 1
                 writer = writers.get(shape) or _new_writer(shape, chained=self.chained)
@@ -310,19 +322,6 @@ class Ledger:
                 execute("INSERT INTO chatter_checks VALUES (?, ?)", (sequence, chatter))
         self.head, self._last = head, sequence
         return sequence
-
-    @contextmanager
-    def _transaction(self) -> Iterator[Callable[..., object]]:
-        """All of it is written, or nothing."""
-        execute = self._connection.cursor().execute
-        execute("BEGIN IMMEDIATE")
-        try:
-            yield execute
-            execute("COMMIT")
-        except BaseException:
-            if self._connection.in_transaction:
-                execute("ROLLBACK")
-            raise
 
     def _pages(self, asked: dict[str, Any], after: int, limit: int | None) -> Iterator[Row]:
         self.flush()
@@ -363,7 +362,7 @@ class Ledger:
 
     def select(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         """All rows that a query gives, of those that are written."""
-        with _explained(f"cannot read the ledger {self.path}"):
+        with explained(f"cannot read the ledger {self.path}"):
             return self._connection.execute(query, values).fetchall()
 
 
@@ -380,20 +379,6 @@ def _new_writer(shape: RowShape, *, chained: bool) -> RowWriter:
     return (_WRITERS if chained else _UNCHAINED_WRITERS).setdefault(shape, writer)
 
 
-def _connected(path: Path, mode: str) -> sqlite3.Connection:
-    address = f"{path.absolute().as_uri()}?mode={mode}"
-    with _explained(f"cannot open the ledger {path}"):
-        return sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
-
-
 def _refuse_unknown(kind: str) -> None:
     if kind not in KINDS:
         raise InvalidValue(f"kind is {kind!r}; use one of {', '.join(KINDS)}")
-
-
-@contextmanager
-def _explained(what: str) -> Iterator[None]:
-    try:
-        yield
-    except (sqlite3.Error, OverflowError) as error:
-        raise OffbeatError(f"{what}: {error}") from error

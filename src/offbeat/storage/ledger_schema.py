@@ -8,7 +8,7 @@ Rules kept here:
 import hashlib
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import cache
 from pathlib import Path
@@ -55,6 +55,15 @@ def unchained_views(chatter: Sequence[str]) -> str:
         CREATE TEMP VIEW chatter AS SELECT * FROM events WHERE kind IN ({kinds});
         CREATE TEMP VIEW commits AS SELECT 0 AS last, x'' AS head WHERE 0;
     """  # noqa: S608 (text from above)
+
+
+def forget_rows_after(execute: Callable[..., object], sequence: int, *, chained: bool) -> None:
+    """Remove all rows after one, and what covers them."""
+    execute("DELETE FROM events WHERE sequence > ?", (sequence,))
+    if chained:
+        execute("DELETE FROM chatter WHERE sequence > ?", (sequence,))
+        execute("DELETE FROM commits WHERE last > ?", (sequence,))
+        execute("DELETE FROM chatter_checks WHERE last > ?", (sequence,))
 
 
 def wrong_with(connection: sqlite3.Connection) -> str | None:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from offbeat.errors import OffbeatError
+from offbeat.storage.ledger import Ledger
 from offbeat.storage.run_folder import LEDGER, SETTINGS, RunFolder
 from offbeat.trackers.sink import ProgressReader, Report, RunDescription, Sink, sink_of
 
@@ -79,7 +80,7 @@ class _Feed:
         if self._ended:
             return
         with run.ledger() as ledger:
-            if ledger.newest() < self._reading.after:  # a simulation went back to its checkpoint, and on from there
+            if went_back(ledger, self._reading.after):
                 self.reset()
             if self._skip is None:
                 self._skip = self.sink.begin(description_of(run))
@@ -97,6 +98,11 @@ class _Feed:
                 self._skip -= 1
             else:
                 self.sink.tell(report)
+
+
+def went_back(ledger: Ledger, after: int) -> bool:
+    """Has a simulation gone back to its checkpoint, before this row? One of before there was a chain does not tell."""
+    return ledger.newest() < after or next(ledger.rows("truncated", after=after, limit=1), None) is not None
 
 
 def description_of(run: RunFolder) -> RunDescription:
