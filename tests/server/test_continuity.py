@@ -32,8 +32,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for _ in range(UPDATES):
             assert worker.work().status == 200
         until_checkpointed(running)
-        shutil.copytree(folder, folder.with_name("copy"))
-    return folder.with_name("copy")
+        shutil.copytree(folder, folder.with_name("killed_copy"))
+    return folder.with_name("killed_copy")
 
 
 def until_checkpointed(running: Running) -> None:

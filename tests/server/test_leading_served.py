@@ -32,6 +32,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "intervals": {"trigger_every_s": 0.05},
     "silence": {"silent_s": 0.2, "lease_s": 5.0},
 }
+QUICK = ("fedasync", "deadline", "delta")
+"""Run with all tests; the others with the slow ones."""
 COMMON = {"devices": 8, "in_flight_max": 5, "bad_updates_max": 2, "evaluate_every": 2, "seed": 3}
 LIMITS = {"checkpoint_every": 4, "poll_s": 0.05}
 
@@ -88,7 +90,7 @@ def handed_back(running: Running, leaver: Worker) -> None:
         running.call("DELETE", f"/v1/tasks/{answer['lease']['task']}", headers=leaver.session)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in METHODS])
 def test_a_served_run_is_decided_again(name: str, tmp_path: Path) -> None:
     settings = {**COMMON, **METHODS[name]}
     for names in ("abcdefgh", "ijklmnop"):

@@ -38,8 +38,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         eventful(running)
         until_checkpointed(running)
         assert len(list((folder / "run" / "checkpoints").glob("*.json"))) == 2
-        shutil.copytree(folder, folder.with_name("copy"))
-    return folder.with_name("copy")
+        shutil.copytree(folder, folder.with_name("restart_copy"))
+    return folder.with_name("restart_copy")
 
 
 def eventful(running: Running) -> None:
