@@ -64,7 +64,7 @@ FOUND = {
 """By the names of files: where damage to one is found."""
 NOT_LOOKED_AT = ("run.png", "run.svg")
 """Drawn from the ledger, and drawn anew at any time."""
-PLACES, PLACES_OF_LEDGER = 64, 300
+PLACES, PLACES_OF_LEDGER = 32, 150
 ALIKE = 2
 """Files of one kind that are damaged at all places; the others at four."""
 

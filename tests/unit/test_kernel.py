@@ -372,6 +372,9 @@ def test_a_coefficient_for_x_tau_needs_x_tau(updater: Updater) -> None:
     with pytest.raises(InvalidValue, match="no x_tau was given"):
         updater.mix(out, GOOD, [Term(Mix(1.0, 0.5, -0.5, True), GOOD)])
     assert (out == 7).all()
+    for nothing in (None, float("nan")):  # as a damaged ledger may say
+        with pytest.raises(InvalidValue, match="no x_tau was given"):
+            updater.mix(out, GOOD, [Term(Mix(1.0, 0.5, nothing, True), GOOD)])  # type: ignore[arg-type]
 
 
 def test_an_empty_vector_is_refused(updater: Updater) -> None:

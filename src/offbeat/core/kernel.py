@@ -186,7 +186,7 @@ def _refuse_unfit(out: Vector, w: Vector, terms: Sequence[Term], *, in_place: bo
     _refuse_unlike(out, w, *updates)
     if not out.flags.writeable:
         raise InvalidValue("out is read-only, as published versions are; mix into a free buffer")
-    if any(t.mix.base and t.x_tau is None for t in terms):
+    if any(t.mix.base != 0 and t.x_tau is None for t in terms):  # also None or NaN: compiled code would read from 0
         raise InvalidValue("a term has a coefficient for x_tau but no x_tau was given")
     others = updates if in_place else [w, *updates]
     if any(np.may_share_memory(out, array) for array in others):

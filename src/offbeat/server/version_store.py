@@ -12,7 +12,7 @@ Rules kept here:
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from offbeat.core.layout import Layout, Model
@@ -121,7 +121,11 @@ class VersionStore:
         return self.on_disk and self.file(tau).exists()
 
     def bytes(self) -> int:
-        return sum(file.stat().st_size for file in self.path.glob("*.safetensors")) if self.on_disk else 0
+        found = 0
+        for file in self.path.glob("*.safetensors") if self.on_disk else ():
+            with suppress(FileNotFoundError):  # a checkpoint has made it superfluous just now
+                found += file.stat().st_size
+        return found
 
     def of(self, tau: int) -> Model:
         """The version that an update started from, for a rule that uses it."""

@@ -331,6 +331,8 @@ def as_lease(row: Any) -> Lease:
 def as_decision(row: Any) -> Decision:
     """The decision that a `decided` row holds, its lease included."""
     lease = as_lease(row)
+    if row.keep is not None and None in (row.new, row.base):
+        raise ValueError(f"row {row.sequence} lacks a coefficient of decision {row.decision}")
     mix = None if row.keep is None else Mix(row.keep, row.new, row.base, bool(row.publish))
     outcome, facts = Outcome(row.outcome), (row.samples, row.gradients)
     return Decision(row.decision, row.at, lease, outcome, row.t, row.staleness, mix, *facts)
