@@ -167,11 +167,11 @@ def sorted_state(state: dict[str, Any]) -> dict[str, Any]:
 
 def test_large_staleness_is_counted_rounded_and_summed_exactly() -> None:
     fold = RunFold()
-    rows = [(1, u, "applied", 0.5, 0.5, True, 1, u, 0, 0, u, 0.0, u, 0.0) for u in (*range(990, 5000), 123_456)]
+    rows = [(1, u, "applied", 0.5, 0.5, True, 1, u, 0, 0, u, 0.0, u, 0.0) for u in (*range(9_990, 50_000), 123_456)]
     fold._decided(rows)
     assert (fold.staleness_sum, fold.staleness_largest) == (sum(row[1] for row in rows), 123_456)
-    assert (fold.staleness[999], fold.staleness[1000], fold.staleness[123_000]) == (1, 10, 1)
-    assert len(fold.staleness) == 10 + 400 + 1
+    assert (fold.staleness[9_999], fold.staleness[10_000], fold.staleness[123_400]) == (1, 10, 1)
+    assert len(fold.staleness) == 10 + 4_000 + 1
     assert fold.staleness.total() == fold.applied == len(rows)
 
 

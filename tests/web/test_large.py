@@ -20,7 +20,7 @@ from offbeat.web.run_watch import PackedJson
 from tests.simulation.quadratic import Quadratic
 from tests.web.looking import Told, opened, page_of, rows_of
 
-COLUMNS = tuple(name for name in Row._fields if name != "kind")
+COLUMNS = tuple(name for name in Row._fields if name not in ("sequence", "kind"))
 SHAPES = {kind: RowShape(kind, COLUMNS) for kind in KINDS}
 DEVICES, EPOCHS = 5_000, 100_000
 FIRST_LOOK_MIN = 5

@@ -24,7 +24,7 @@ from offbeat.storage.rows import COMMANDS, EVENTS, KINDS, NewRow, RowShape, row_
 
 SPAN_ROWS = 50_000
 """Rows that one piece covers at most when a ledger is read."""
-STALENESS_DIGITS = 3
+STALENESS_DIGITS = 4
 """Larger staleness is counted rounded down to so many digits: else the counts would grow with the run."""
 COUNTED = tuple(kind for kind in KINDS if kind not in CHATTER)
 """Kinds whose rows are counted: a server forgets its chatter, so totals of that would not survive a restart."""
@@ -251,8 +251,8 @@ _EXACT_BELOW = 10**STALENESS_DIGITS
 def counted_staleness(staleness: int) -> int:
     """The staleness under which an update is counted.
 
-    >>> counted_staleness(999), counted_staleness(1001), counted_staleness(123_456)
-    (999, 1000, 123000)
+    >>> counted_staleness(9_999), counted_staleness(10_001), counted_staleness(123_456)
+    (9999, 10000, 123400)
     """
     if staleness < _EXACT_BELOW:
         return staleness
