@@ -40,11 +40,11 @@ from offbeat.server.update_store import UpdateStore
 from offbeat.server.verify import sentence, verify
 from offbeat.server.version_store import VersionStore
 from offbeat.settings import Settings
-from offbeat.storage.disk import Bytes, Disk
+from offbeat.storage.disk import Bytes, Disk, file_digest
 from offbeat.storage.json_file import read_json, write_json
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import as_decision
-from offbeat.storage.run_folder import LEDGER, SETTINGS, X_0, file_digest
+from offbeat.storage.run_folder import LEDGER, SETTINGS, X_0
 from offbeat.wire import body_of, header_of, mapped
 
 WORKERS, PATIENCE_S = 8, 120.0

@@ -17,9 +17,10 @@ from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.protocol.messages import VersionPublished
 from offbeat.storage import run_folder
+from offbeat.storage.disk import file_digest
 from offbeat.storage.json_file import DIGEST, plain, read_json, write_json
 from offbeat.storage.model_file import save_models
-from offbeat.storage.run_folder import FINAL, RunFolder, file_digest
+from offbeat.storage.run_folder import FINAL, RunFolder
 
 SETTINGS: dict[str, object] = {"rule": "fedasync", "alpha": 0.6, "seed": 1, "until_s": inf, "range": (1, 2)}
 X = Model.of({"w": np.arange(3, dtype=np.float32)})
@@ -170,7 +171,7 @@ HOLDER = """
 import os, sys
 from pathlib import Path
 from offbeat.protocol.messages import VersionPublished
-from offbeat.storage.run_folder import FINAL, RunFolder, file_digest
+from offbeat.storage.run_folder import RunFolder
 folder = RunFolder.begin(Path(sys.argv[1]), {"seed": 1})
 folder.ledger().record(VersionPublished(1.0, 1), [])
 folder.ledger().flush()

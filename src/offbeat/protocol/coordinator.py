@@ -121,10 +121,8 @@ class Coordinator:
                 self.judge.quarantined.readmit(event.worker)
             case messages.HeartbeatArrived():
                 self._beat(event.task)
-            case messages.RunPaused():
-                self.dispatcher.pause()
-            case messages.RunResumed():
-                self.dispatcher.paused = False
+            case messages.RunPaused() | messages.RunResumed():
+                self.dispatcher.pause(isinstance(event, messages.RunPaused))
             case messages.Evaluated():
                 self._evaluated(event)
             case messages.RunExtended():
@@ -133,12 +131,16 @@ class Coordinator:
                 assert_never(event)
         self.end_if_enough()
         self.awaits = awaits = any(map(self._is_awaited, commands)) if commands else False
-        if not awaits:
+        return self._settled(trigger=not awaits)
+
+    def _settled(self, *, trigger: bool) -> list[Command]:
+        """What follows from every change: tasks that can be given out now, the end, the next waking."""
+        if trigger:
             self._trigger()
         if self.end_reason:
             self._finish_if_done()
         self._wake_next()
-        return commands
+        return self._commands
 
     # --- what others may ask -----------------------------------------------------------------------------------------
 
@@ -372,12 +374,7 @@ class Coordinator:
         self.finished, self.outcome.result_t, self.outcome.extended = False, None, True
         self.plan = Ends.said_by(event).put_into(self.plan)
         self.end_if_enough()
-        if had_ended and not self.awaits:
-            self._trigger()
-        if self.end_reason:
-            self._finish_if_done()
-        self._wake_next()
-        return self._commands
+        return self._settled(trigger=had_ended and not self.awaits)
 
     def end_if_enough(self) -> None:
         if self.end_reason:

@@ -144,9 +144,11 @@ class Dispatcher:
 
     # --- triggering --------------------------------------------------------------------------------------------------
 
-    def pause(self) -> None:
-        """Grant nothing from now on; no lease is to blame that others wait."""
-        self.paused, self.pace.held_back = True, None
+    def pause(self, paused: bool) -> None:
+        """Grant nothing from now on, or go on; while nothing is granted, no lease is to blame that others wait."""
+        self.paused = paused
+        if paused:
+            self.pace.held_back = None
 
     def next_due(self, at: float) -> float:
         """The next moment at which a lease runs out, a group is due, or workers may be triggered."""

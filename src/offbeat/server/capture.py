@@ -163,7 +163,7 @@ class Capture:
             name = f"{CHECKPOINTS}/{mark}.json"
             self._hold(name, needed=True)
             try:
-                kept = json.loads(self.files[name].read_bytes())
+                kept = read_json(self.files[name])
                 vectors, states[mark] = list(kept["vectors"]), dict(kept["state"])
             except (ValueError, KeyError, TypeError) as error:
                 raise OffbeatError(f"{self.folder / name} is damaged: {error}; see offbeat verify") from error

@@ -6,7 +6,6 @@ Rules kept here:
 - No checkpoint is taken between a group's decision and its publication: that it will be published is in none.
 """
 
-import json
 import logging
 import threading
 from collections.abc import Iterable
@@ -23,6 +22,7 @@ from offbeat.server.settings import ServerSettings
 from offbeat.server.update_store import UpdateStore
 from offbeat.server.version_store import VersionStore
 from offbeat.storage.checkpoints import Checkpoint, Checkpoints
+from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import as_decision
 
@@ -134,7 +134,7 @@ class Checkpointer:
 
         `t` and `leased` were taken with the newest checkpoint: later leases start from x_t, or from newer versions.
         """
-        state = json.loads((self._checkpoints.path / f"{oldest}.json").read_bytes())["state"]
+        state = read_json(self._checkpoints.path / f"{oldest}.json")["state"]
         self._versions.note_pins()
         with Ledger.open(self._ledger.path, read_only=True) as ledger:  # what was judged before has its row here
             waiting = ledger.latest_applied(state["applied"] - state["mixed"], state["sequence"])

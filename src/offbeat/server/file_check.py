@@ -12,9 +12,10 @@ from typing import Any
 from offbeat.core.layout import Layout, layout_from
 from offbeat.errors import InvalidValue
 from offbeat.storage.checkpoints import damaged_checkpoints
+from offbeat.storage.disk import file_digest
 from offbeat.storage.json_file import read_json
 from offbeat.storage.model_file import refuse_damaged
-from offbeat.storage.run_folder import BEST, CHECKPOINT, FINAL, SETTINGS, SUMMARY, X_0, file_digest
+from offbeat.storage.run_folder import BEST, CHECKPOINT, FINAL, SETTINGS, SUMMARY, X_0
 from offbeat.storage.sealed_model import mapped_whole
 
 FACTS = (SETTINGS, SUMMARY, "run.json", "layout.json", "server.json")

@@ -31,10 +31,10 @@ from offbeat.server.capture import forget_held
 from offbeat.server.served_run import ServedRun
 from offbeat.settings import Settings
 from offbeat.storage.backup_marker import BackupMarker, named_fork
-from offbeat.storage.disk import Disk
+from offbeat.storage.disk import Disk, file_digest
 from offbeat.storage.json_file import read_json, sealed
 from offbeat.storage.ledger import Ledger
-from offbeat.storage.run_folder import LEDGER, SETTINGS, X_0, RunFolder, file_digest
+from offbeat.storage.run_folder import LEDGER, SETTINGS, X_0, RunFolder
 from offbeat.wire import body_of, header_of, mapped
 
 RUN, WHERE = "run.json", "server.json"

@@ -14,9 +14,9 @@ from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.wanted import evaluation_of
 from offbeat.server.served_run import ServedRun
 from offbeat.server.views import counts
-from offbeat.storage.disk import Disk
+from offbeat.storage.disk import Disk, file_digest
 from offbeat.storage.json_file import write_json
-from offbeat.storage.run_folder import FINAL, SUMMARY, file_digest
+from offbeat.storage.run_folder import FINAL, SUMMARY
 from offbeat.storage.sealed_model import sealed_parts
 
 COUNTED = ("t", "epochs", "applied", "gradients", "rejected", "duplicates")

@@ -15,7 +15,7 @@ from time import perf_counter
 
 from offbeat.core.layout import Layout, Model
 from offbeat.errors import OffbeatError
-from offbeat.storage.disk import Bytes, Disk, Output
+from offbeat.storage.disk import Bytes, Disk, Output, file_digest
 from offbeat.wire import BadPayload, ExpectedHeader, HeaderReader, check_fit, mapped
 
 PART, WHOLE = ".part", ".safetensors"
@@ -196,8 +196,7 @@ class UpdateStore:
 
     def digest(self, task: int) -> str:
         try:
-            with self.whole(task).open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
+            return file_digest(self.whole(task))
         except OSError as error:
             raise BadPayload(f"it cannot be read: {error.strerror}") from error
 

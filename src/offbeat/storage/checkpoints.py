@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from offbeat.core.layout import Layout, Model
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.storage.disk import Bytes, Disk
+from offbeat.storage.disk import Bytes, Disk, file_digest
 from offbeat.storage.json_file import sealed, unsealed
 from offbeat.wire import BadPayload, body_of, header_of, mapped
 
@@ -49,16 +49,11 @@ def damaged_checkpoints(folder: Path) -> Iterator[str]:
             vectors: dict[str, str] = unsealed(file.read_bytes())["vectors"]
             for name, digest in vectors.items():
                 path = file.with_name(f"{file.stem}.{name}.safetensors")
-                if _digest_of(path) != digest and file.exists():
+                if file_digest(path) != digest and file.exists():
                     yield f"checkpoint {file.stem} is damaged: {path} does not hold what was written"
         except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
             if file.exists():
                 yield f"checkpoint {file.stem} is damaged: {file}: {error}"
-
-
-def _digest_of(path: Path) -> str:
-    with path.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 class Checkpoints:
@@ -100,7 +95,7 @@ class Checkpoints:
 
     def _read(self, file: Path, digest: str) -> Model:
         """A vector, mapped: it takes no memory of ours until a newer one takes its place."""
-        if _digest_of(file) != digest:
+        if file_digest(file) != digest:
             raise BadPayload(f"{file} does not hold what was written")
         return mapped(file, self.layout)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.storage.ledger import Ledger
+from offbeat.storage.sqlite_file import connected
 
 PAGES = 4096
 """Pages that are copied between two looks at whether to go on."""
@@ -24,11 +25,7 @@ class LedgerSnapshot:
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise InvalidValue(f"there is no ledger {path}; give the folder of a run")
-        address = f"{path.absolute().as_uri()}?mode=ro"
-        try:
-            self._connection = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
-        except sqlite3.Error as error:
-            raise OffbeatError(f"cannot open the ledger {path}: {error}") from error
+        self._connection = connected(path, "ro")
         try:
             self.ledger = Ledger(path, self._connection, read_only=True)
             self.ledger.select("BEGIN")

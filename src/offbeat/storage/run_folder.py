@@ -14,7 +14,6 @@ Rules kept here:
 - One process writes a folder at a time; any number read it, also while it is written.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +22,7 @@ from typing import Any, Literal, Self
 
 from offbeat.core.layout import Layout, Model
 from offbeat.errors import InvalidValue
-from offbeat.storage.disk import cannot_write, is_leftover, sync
+from offbeat.storage.disk import cannot_write, file_digest, is_leftover, sync
 from offbeat.storage.json_file import plain, read_json, write_json
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.lock import Lock, is_held
@@ -172,11 +171,6 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _there(path: Path) -> bool:
