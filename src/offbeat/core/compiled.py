@@ -13,11 +13,9 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from offbeat.core.kernel import CHUNK, LANES, Sums
+from offbeat.core.kernel import CHUNK, LANES, MAGNITUDE, Sums
 from offbeat.core.layout import Vector
 
-MAGNITUDE = np.uint32(0x7FFFFFFF)
-"""The bits of a float32 without its sign: as whole numbers they are in the order of the absolute values, NaN last."""
 FUSED = 4
 """Terms that are mixed in one loop."""
 Addresses = npt.NDArray[np.uintp]
@@ -69,6 +67,12 @@ def mix(
             else:
                 _step(here, here, addresses[j:], coefficients[j:], lo, together)
             j += together
+
+
+@compiled
+def mix_one(out: Vector, w: Vector, x_new: Vector, x_tau: Vector, keep: float, new: float, base: float) -> None:
+    """One term, out of place or in place, in one call."""
+    _combine(out, w, x_new, x_tau, np.float32(keep), np.float32(new), np.float32(base))
 
 
 @compiled

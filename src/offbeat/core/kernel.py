@@ -20,6 +20,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
 from math import isfinite, sqrt
+from struct import Struct
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -36,6 +37,9 @@ STRIDE = 64 * CHUNK
 SPREAD_MIN = 1 << 21
 """Elements from which several threads are faster than one: to wake one takes as long as to mix a million."""
 THREADS_MAX = 64
+MAGNITUDE = np.uint32(0x7FFFFFFF)
+"""The bits of a float32 without its sign: as whole numbers they are in the order of the absolute values, NaN last."""
+_WORD, _FLOAT = Struct("<I"), Struct("<f")
 WORTH = 1 << 25
 """Elements after which compiled code is loaded: with fewer, it would save less time than that takes."""
 
@@ -103,6 +107,9 @@ class Updater:
         if not terms:
             out[:] = w
             return
+        if len(terms) == 1 and w.size <= CHUNK and between is None:
+            self.mix_small(out, w, terms[0])
+            return
         loops = self._compiled_for(w.size * len(terms))
         if loops is not None:
             addresses = np.array([[_address(t.x_new), _address(t.x_tau)] for t in terms], np.uintp)
@@ -111,6 +118,15 @@ class Updater:
             self._walk(w.size, lambda lo, hi: loops.mix(*vectors, in_place, lo, hi), between)
         else:
             self._walk(w.size, lambda lo, hi: _mix_numpy(out, w, terms, lo, hi), between)
+
+    def mix_small(self, out: Vector, w: Vector, term: Term) -> None:
+        """`mix` of one term in one chunk; nothing is checked. A simulated task is over in the time that checks take."""
+        loops, (keep, new, base, _) = self._compiled_for(w.size), term.mix
+        if loops is not None:
+            x_tau = term.x_new if term.x_tau is None else term.x_tau
+            loops.mix_one(out, w, term.x_new, x_tau, keep, new, base)
+        else:
+            _combine_numpy(out, w, term, np.empty_like(out), 0, w.size)
 
     def distance(self, x: Vector, reference: Vector, *, between: Between | None = None) -> float:
         """||x - reference||: infinite or NaN where one of them holds infinity or NaN, and only there."""
@@ -134,6 +150,8 @@ class Updater:
         _refuse_unlike(x)
         loops, seen = self._compiled_for(x.size), list[int]()
         look = _largest_numpy if loops is None else loops.largest
+        if x.size <= CHUNK and between is None:
+            return _of_bits(int(look(x, 0, x.size)))
         self._walk(x.size, lambda lo, hi: seen.append(int(look(x, lo, hi))), between)
         return _of_bits(max(seen))
 
@@ -176,7 +194,11 @@ class Updater:
 def mixed(updater: Updater, w: Model, mix: Mix, x_new: Model, x_tau: Model | None = None) -> Model:
     """A new model: w with one update mixed in; what is carried follows the update."""
     out = Model(w.layout, aligned(w.layout.size), x_new.carried)
-    updater.mix(out.vector, w.vector, [Term(mix, x_new.vector, x_tau.vector if x_tau is not None else None)])
+    term = Term(mix, x_new.vector, x_tau.vector if x_tau is not None else None)
+    if w.layout is x_new.layout and len(out.vector) <= CHUNK and (x_tau is not None or mix.base == 0):
+        updater.mix_small(out.vector, w.vector, term)  # models of one layout fit, and `out` is new
+    else:
+        updater.mix(out.vector, w.vector, [term])
     return out
 
 
@@ -217,7 +239,7 @@ def _address(vector: Vector | None) -> int:
 
 
 def _mix_numpy(out: Vector, w: Vector, terms: Sequence[Term], start: int, stop: int) -> None:
-    product = np.empty(CHUNK, np.float32)
+    product = np.empty(min(CHUNK, stop - start), np.float32)
     for lo in range(start, stop, CHUNK):
         hi = min(lo + CHUNK, stop)
         before = w[lo:hi]
@@ -227,7 +249,7 @@ def _mix_numpy(out: Vector, w: Vector, terms: Sequence[Term], start: int, stop: 
 
 
 def _combine_numpy(out: Vector, before: Vector, term: Term, product: Vector, lo: int, hi: int) -> None:
-    keep, new, base = np.array(term.mix[:3], np.float32)
+    keep, new, base = map(np.float32, term.mix[:3])
     parts = ((keep, before), (new, term.x_new[lo:hi]), (base, None if term.x_tau is None else term.x_tau[lo:hi]))
     written = False
     with np.errstate(over="ignore", invalid="ignore"):  # a model that overflows shows in what is measured next
@@ -243,12 +265,13 @@ def _combine_numpy(out: Vector, before: Vector, term: Term, product: Vector, lo:
 
 def _largest_numpy(x: Vector, start: int, stop: int) -> int:
     """The bits of the largest |x|, as whole numbers in the order of absolute values: infinity, and NaN above it."""
-    parts = (x[lo : min(lo + CHUNK, stop)] for lo in range(start, stop, CHUNK))
-    return max(int(np.maximum(abs(part.max()), abs(part.min())).view(np.uint32)) for part in parts)
+    bits = x[start:stop].view(np.uint32)
+    return max(int((bits[lo : lo + CHUNK] & MAGNITUDE).max()) for lo in range(0, len(bits), CHUNK))
 
 
 def _of_bits(bits: int) -> float:
-    return float(np.uint32(bits).view(np.float32))
+    value: float = _FLOAT.unpack(_WORD.pack(bits))[0]
+    return value
 
 
 def _squares_numpy(x: Vector, reference: Vector, sums: Sums, start: int, stop: int) -> int:

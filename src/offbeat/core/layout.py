@@ -87,6 +87,10 @@ class Layout:
         return self.slots[-1].offset + self.slots[-1].size
 
     @cached_property
+    def carried_names(self) -> frozenset[str]:
+        return frozenset(carried.name for carried in self.carried)
+
+    @cached_property
     def fingerprint(self) -> str:
         """A digest of names, shapes and dtypes: equal layouts, equal fingerprints."""
         facts = [self.slots, self.carried, self.tied, self.parameter_size]
@@ -136,7 +140,7 @@ class Model(Mapping[str, Array]):
         self.layout, self.vector, self.carried = layout, vector, dict(carried or {})
         self.frozen: Mapping[str, Array] = NO_ARRAYS
         """What `Model.of` was told is frozen, in a model that a task has just made: it neither travels nor mixes."""
-        if self.carried.keys() != {c.name for c in layout.carried}:
+        if self.carried.keys() != layout.carried_names:
             raise LayoutMismatch(f"carried buffers are {_some(self.carried)}; the layout has {_some(layout.carried)}")
 
     @classmethod
@@ -168,8 +172,9 @@ class Model(Mapping[str, Array]):
 
     def freeze(self) -> Self:
         """This model, from now on read-only: published versions never change."""
-        for array in (self.vector, *self.carried.values()):
-            array.flags.writeable = False
+        self.vector.setflags(write=False)
+        for array in self.carried.values():
+            array.setflags(write=False)
         return self
 
 
@@ -190,9 +195,9 @@ def layout_from(values: Mapping[str, Any]) -> Layout:
 
 def aligned(size: int) -> Vector:
     """An uninitialised float32 vector that starts on a 64-byte boundary."""
-    raw = np.empty(size * 4 + ALIGNMENT, np.uint8)
-    start = -raw.__array_interface__["data"][0] % ALIGNMENT
-    return raw[start : start + size * 4].view(np.float32)
+    raw = np.empty(size + ALIGNMENT // 4, np.float32)
+    start = -raw.__array_interface__["data"][0] % ALIGNMENT // 4
+    return raw[start : start + size]
 
 
 def aligned_copy(vector: Vector) -> Vector:

@@ -83,7 +83,7 @@ class Coordinator:
         commands: list[Command] = []
         self._commands = commands
         self._story.append((event, commands))
-        if event.at >= self.plan.until_s:  # all else that can end a run was looked at when it changed
+        if event.at >= self.plan.until_s:  # all else that can end a run is looked at where it changes
             self.end_if_enough()
         match event:
             case messages.UpdateArrived():
@@ -129,16 +129,15 @@ class Coordinator:
                 return self._extended(event)
             case _:
                 assert_never(event)
-        self.end_if_enough()
-        self.awaits = awaits = any(map(self._is_awaited, commands)) if commands else False
-        return self._settled(trigger=not awaits)
+        self.awaits = bool(commands) and any(map(self._is_awaited, commands))
+        return self._settled(trigger=not self.awaits)
 
     def _settled(self, *, trigger: bool) -> list[Command]:
         """What follows from every change: tasks that can be given out now, the end, the next waking."""
-        if trigger:
-            self._trigger()
         if self.end_reason:
             self._finish_if_done()
+        elif trigger and self.dispatcher.idle:
+            self._trigger()
         self._wake_next()
         return self._commands
 
@@ -186,9 +185,8 @@ class Coordinator:
 
     def _is_awaited(self, command: Command) -> bool:
         """Is it better to grant after this is done? A mixing: the next lease then starts from its result."""
-        return isinstance(command, messages.MixUpdate) or (
-            isinstance(command, messages.EvaluateModel) and self.needs_evaluation
-        )
+        kind = type(command)
+        return kind is messages.MixUpdate or (kind is messages.EvaluateModel and self.needs_evaluation)
 
     def _require(self, holds: bool, what: str) -> None:
         if not holds:
@@ -253,6 +251,7 @@ class Coordinator:
             why = self.judge.misconduct(event, answer.outcome)
             if why:
                 self._misbehaved(event.worker, why)
+            self.end_if_enough()
 
     def _judged(self, event: messages.UpdateArrived) -> messages.AnswerPush:
         lease, revoked = self.book.find(event.task)
@@ -321,17 +320,19 @@ class Coordinator:
             self.mixed += lost.dropped
             self.t_decided = self.t
             self.group.over()
+        self.end_if_enough()
 
     # --- time --------------------------------------------------------------------------------------------------------
 
     def _trigger(self) -> None:
-        if not self.end_reason:
-            self._commands += self.dispatcher.trigger(self.at, self.t, self.t_decided, self.queued)
+        self._commands += self.dispatcher.trigger(self.at, self.t, self.t_decided, self.queued)
 
     def _wake_next(self) -> None:
         """Ask to be woken at the next moment that matters, unless an earlier waking is on its way."""
+        if self.end_reason:
+            return
         due = min(self.dispatcher.next_due(self.at), self.plan.until_s)
-        if self.at < due < self.woken_at and not self.end_reason:
+        if self.at < due < self.woken_at:
             self.woken_at = due
             self._commands.append(messages.WakeAt(due))
 
@@ -349,6 +350,7 @@ class Coordinator:
             return
         self.judge.memory = self.rule.memory
         self._version_decided()
+        self.end_if_enough()
         self._commands.append(messages.PublishVersion(self.t_decided))
 
     # --- evaluation and the end --------------------------------------------------------------------------------------

@@ -153,7 +153,7 @@ class Dispatcher:
     def next_due(self, at: float) -> float:
         """The next moment at which a lease runs out, a group is due, or workers may be triggered."""
         due = min(self.book.next_deadline(), self.retry_due, self.group.due)
-        if self.paused or not len(self.idle):
+        if self.paused or not self.idle:
             return due
         if self.trigger_due > at:
             due = min(due, self.trigger_due)

@@ -60,7 +60,7 @@ class Idle:
 
         `mass` is what a worker's device has contributed by now, which may be more than when it began to wait.
         """
-        found = self._draw(available, mass if self.choice == "fair" else lambda _: 0.0)
+        found = self._draw(available, mass if self.choice == "fair" else None)
         if found is None and self._ranked:
             found = self._least(available, mass)
         if found is not None:
@@ -78,13 +78,15 @@ class Idle:
         self._ranked = {worker: (mass, draw, worker) for mass, draw, worker in state["ranked"]}
         self._by_mass = sorted(self._ranked.values())
 
-    def _draw(self, available: Callable[[int], bool], mass: Mass) -> int | None:
+    def _draw(self, available: Callable[[int], bool], mass: Mass | None) -> int | None:
         for _ in range(PICKS_MAX):
-            if not len(self._pool):
+            workers = self._pool.workers
+            if not workers:
                 return None
             self.drawn += 1
-            worker = self._pool[draws.below(len(self._pool), self.seed, TRIGGER_STREAM, self.drawn)]
-            if mass(worker):
+            one = len(workers) == 1  # then nothing is drawn
+            worker = workers[0 if one else draws.below(len(workers), self.seed, TRIGGER_STREAM, self.drawn)]
+            if mass is not None and mass(worker):
                 self._pool.discard(worker)
                 self.add(worker, mass(worker))
             elif available(worker):

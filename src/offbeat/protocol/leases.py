@@ -132,17 +132,20 @@ class LeaseBook:
 
         It is a function of the open leases alone: a restored book answers alike.
         """
-        if len(self.deadlines) > 2 * len(self.open) + SLACK:
-            self.deadlines = sorted((lease.deadline, task) for task, lease in self.open.items())
-        while self.deadlines:
-            due, task = self.deadlines[0]
+        deadlines = self.deadlines
+        if len(deadlines) > 2 * len(self.open) + SLACK:
+            self.deadlines = deadlines = sorted((lease.deadline, task) for task, lease in self.open.items())
+        while deadlines:
+            due, task = deadlines[0]
             lease = self.open.get(task)
-            if lease and lease.deadline == due:
+            if lease is None:
+                heapq.heappop(deadlines)
+            elif lease.deadline == due:
                 return due
-            if lease and lease.deadline > due:  # a heartbeat has moved it
-                heapq.heapreplace(self.deadlines, (lease.deadline, task))
+            elif lease.deadline > due:  # a heartbeat has moved it
+                heapq.heapreplace(deadlines, (lease.deadline, task))
             else:
-                heapq.heappop(self.deadlines)
+                heapq.heappop(deadlines)
         return inf
 
     def state(self, plain: Callable[[Lease], Any]) -> dict[str, Any]:

@@ -84,29 +84,34 @@ class Engine:
     def advance(self, handled_max: float = inf) -> list[Pending]:
         """Go on until the run is finished, has handled that many events, or needs a job: that is returned."""
         while not self.finished and self.handled < handled_max:
-            evaluated = bool(self._evaluating) and self._evaluation_is_due()
-            needed = self.plane.awaited_evaluation(self._evaluating[0]) if evaluated else self._awaited_training()
-            if needed is not None:
-                return [needed]
-            if evaluated:
-                t = self._evaluating.popleft()
-                self.evaluated(t, self.plane.metrics(t))
+            needed: Pending | None = None
+            if self._evaluating and self._evaluation_is_due():
+                needed = self.plane.awaited_evaluation(self._evaluating[0])
+                if needed is None:
+                    t = self._evaluating.popleft()
+                    self.evaluated(t, self.plane.metrics(t))
             elif self._now:
                 self.feed(self._now.popleft())
             elif self._over or not self._heap:
                 self._over = True
                 self.finished = not self._evaluating
-            elif self._heap[0][0] >= self._until_s and not self.ending:
-                self._end()  # whatever happens next ends the run
             else:
-                self._happen(heapq.heappop(self._heap)[2])
+                needed = self._awaited_training(self._heap[0][2])
+                if needed is None:
+                    self._go_on()
+            if needed is not None:
+                return [needed]
         return []
 
-    def _awaited_training(self) -> Pending | None:
-        """The training that must be done before the next step."""
-        if self._now or self._over or not self._heap:
-            return None
-        happening = self._heap[0][2]
+    def _go_on(self) -> None:
+        """Let the next thing happen; before the first that ends the run, its end is told."""
+        if self._heap[0][0] >= self._until_s and not self.ending:
+            self._end()
+        else:
+            self._happen(heapq.heappop(self._heap)[2])
+
+    def _awaited_training(self, happening: Happening | MixingDone) -> Pending | None:
+        """The training that must be done before this can happen."""
         if isinstance(happening, Arrival):
             return self.plane.awaited_training(happening.lease)
         if isinstance(happening, MixingDone) and isinstance(happening.what, messages.MixUpdate):

@@ -4,7 +4,7 @@ A source says what happens in the world: who joins, when a task's update arrives
 the coordinator does, and it does not know that the world is simulated.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import NamedTuple, Protocol
 
@@ -37,13 +37,13 @@ class EventSource(Protocol):
     def opening(self) -> Iterator[Happening]:
         """What happens at time 0."""
 
-    def started(self, lease: messages.Lease, at: float) -> Iterator[Happening]:
+    def started(self, lease: messages.Lease, at: float) -> Iterable[Happening]:
         """What follows from sending this task now; no `Arrival` among it means that the task is lost."""
 
-    def answered(self, answer: messages.AnswerPush, at: float) -> Iterator[Happening]:
+    def answered(self, answer: messages.AnswerPush, at: float) -> Iterable[Happening]:
         """What follows from the server's answer."""
 
-    def revoked(self, lease: messages.Lease, at: float) -> Iterator[Happening]:
+    def revoked(self, lease: messages.Lease, at: float) -> Iterable[Happening]:
         """What follows when the worker hears that its task is not wanted any more."""
 
     def extended(self, epochs: float) -> Iterator[Happening]:
@@ -81,7 +81,7 @@ class SimulatedFleet:
     def opening(self) -> Iterator[Happening]:
         yield messages.FleetJoined(0.0, self.workers, self.size)
 
-    def started(self, lease: messages.Lease, at: float) -> Iterator[Happening]:
+    def started(self, lease: messages.Lease, at: float) -> Iterable[Happening]:
         """Download, compute, upload; or the device is lost on the way, and asks again when it is back."""
         down, up = self.model.link(lease.device)
         compute_s = self.model.compute_s(lease.device, lease.number) * self.amount(lease)
@@ -94,28 +94,24 @@ class SimulatedFleet:
             back = self.model.available_from(lease.device, done if unlucky else max(away, at))
             self._busy_until[lease.worker] = back
             self._away.add(lease.worker)
-            yield messages.TaskRequested(back, lease.worker)
-            return
+            return (messages.TaskRequested(back, lease.worker),)
         self._busy_until[lease.worker] = done
         self._away.discard(lease.worker)
         spent = messages.Spent(download_s, compute_s, upload_s) if download_s or upload_s else None
         self._pushed[lease.task] = arrival = Arrival(done, lease, spent)
-        yield arrival
+        return (arrival,)
 
-    def answered(self, answer: messages.AnswerPush, at: float) -> Iterator[Happening]:
+    def answered(self, answer: messages.AnswerPush, at: float) -> Iterable[Happening]:
         """A worker that was told to come back pushes again; any other asks for its next task."""
         if answer.outcome is messages.Outcome.BUSY:
-            yield self._pushed[answer.task]._replace(at=at + self._patience(answer))
-            return
+            return (self._pushed[answer.task]._replace(at=at + self._patience(answer)),)
         self._pushed.pop(answer.task, None)
-        yield from self._free(answer.worker, at)
+        return (self._free(answer.worker, at),)
 
-    def revoked(self, lease: messages.Lease, at: float) -> Iterator[Happening]:
+    def revoked(self, lease: messages.Lease, at: float) -> Iterable[Happening]:
         """The worker stops, and asks for another task; one that is away will ask when it is back."""
         self._pushed.pop(lease.task, None)
-        if lease.worker in self._away:
-            return
-        yield from self._free(lease.worker, at)
+        return () if lease.worker in self._away else (self._free(lease.worker, at),)
 
     def extended(self, epochs: float) -> Iterator[Happening]:  # noqa: ARG002 (devices do not know of an end)
         """Nothing: every device goes on with what it does."""
@@ -135,10 +131,10 @@ class SimulatedFleet:
         key = (lease.number << ATTEMPT_BITS) + self._attempts.get(lease.worker, 0)
         return draws.uniform(self.seed, LOST, lease.device, key) < risk
 
-    def _free(self, worker: int, at: float) -> Iterator[Happening]:
+    def _free(self, worker: int, at: float) -> Happening:
         self._attempts.pop(worker, None)
         self._busy_until.pop(worker, None)
-        yield messages.TaskRequested(at, worker)
+        return messages.TaskRequested(at, worker)
 
     def available(self, worker: int, at: float) -> bool:
         """Its device is there, and not busy with a task that the server has given up on."""
