@@ -42,15 +42,6 @@ class DecidedTask(NamedTuple):
     gamma: float | None
     publish: bool | None
 
-    @classmethod
-    def of(cls, d: Decision) -> "DecidedTask":
-        lease, mix = d.lease, d.mix or (None, None, None, None)
-        return cls(
-            *(lease.task, d.outcome.value, lease.worker, d.sequence, lease.device, lease.number, lease.tau),
-            *(d.t, d.staleness, d.samples, d.gradients, lease.local_iterations),
-            *(d.at, lease.granted_at, lease.deadline, *mix[:3], lease.gamma, mix[3]),
-        )
-
 
 class AnswerBook(Mapping[int, AnswerPush]):
     """Answers by task, the oldest first; every one says that it is `repeated`."""
@@ -64,10 +55,35 @@ class AnswerBook(Mapping[int, AnswerPush]):
         """Keep the answer to a task that was decided on; where there are too many, the oldest is forgotten."""
         if answer.decision is None:
             raise AssertionError("only decided tasks are remembered")
+        d, lease = answer.decision, answer.decision.lease
+        keep, new, base, publish = d.mix or (None, None, None, None)
         try:
-            self._put(answer.task, _packed(*DecidedTask.of(answer.decision)) + answer.why.encode())
+            packed = _packed(
+                lease.task,
+                d.outcome.value,
+                lease.worker,
+                d.sequence,
+                lease.device,
+                lease.number,
+                lease.tau,
+                d.t,
+                d.staleness,
+                d.samples,
+                d.gradients,
+                lease.local_iterations,
+                d.at,
+                lease.granted_at,
+                lease.deadline,
+                keep,
+                new,
+                base,
+                lease.gamma,
+                publish,
+            )
         except struct.error:  # a number does not fit
             self._put(answer.task, answer.again())
+        else:
+            self._put(answer.task, packed + answer.why.encode() if answer.why else packed)
 
     def take_up(self, decided: DecidedTask) -> None:
         """Keep the answer to a task that was decided on before a restart, as the ledger has it."""

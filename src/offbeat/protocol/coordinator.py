@@ -30,6 +30,8 @@ from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
 
 STORY_LENGTH = 256
+UNNOTICED = (messages.UpdateMixed, messages.VersionPublished)
+"""Half of all events: where nobody waits and nothing ends, they change nothing that could be due."""
 
 
 class Coordinator:
@@ -130,6 +132,8 @@ class Coordinator:
             case _:
                 assert_never(event)
         self.awaits = bool(commands) and any(map(self._is_awaited, commands))
+        if not commands and type(event) in UNNOTICED and not (self.end_reason or self.dispatcher.idle):
+            return commands
         return self._settled(trigger=not self.awaits)
 
     def _settled(self, *, trigger: bool) -> list[Command]:

@@ -20,7 +20,7 @@ TOTAL_MAX = (1 << 63) - 1
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def message(cls: type[Message]) -> type[Message]:
-    """A dataclass that is frozen for the type checker alone: at run time that would make every message five times as slow."""
+    """A dataclass that is frozen for the type checker alone: at run time, that would make it five times as slow."""
     return dataclass(slots=True, unsafe_hash=True)(cls)
 
 

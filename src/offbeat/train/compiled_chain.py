@@ -9,6 +9,7 @@ Rules kept here:
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import accumulate, pairwise
@@ -23,12 +24,24 @@ from offbeat.core.layout import Array, Layout, Model, aligned_copy
 from offbeat.errors import InvalidValue
 from offbeat.task import Trained
 from offbeat.train.flat import FlatModule, same_layout
-from offbeat.train.lanes import Drawn, Jobs, Load, SamplePool, alone, disagrees, flat_obstacle, probe, with_classes
+from offbeat.train.lanes import (
+    Batches,
+    Drawing,
+    Drawn,
+    Jobs,
+    Load,
+    SamplePool,
+    alone,
+    disagrees,
+    flat_obstacle,
+    probe,
+    with_classes,
+)
 from offbeat.train.solver import Loss, Solver
 from offbeat.train.stacked import CrossEntropy, Mse, lane_loss, obstacle
 
 JOBS_MIN = 4
-"""Trainings that are worth a thread: starting one takes as long as two of the smallest trainings."""
+"""Trainings that are worth another thread."""
 ACTIVATIONS: dict[type[nn.Module], int] = {nn.ReLU: 1, nn.Tanh: 2, nn.Sigmoid: 3}
 """Modules that may follow a linear layer, and their numbers in `loops`."""
 
@@ -51,7 +64,7 @@ class Chain:
         done: list[tuple[Model, Trained]] = []
         most = self.pool.devices_max
         for lo in range(0, len(jobs), most):  # all devices of one round are in the pool at the same time
-            done += self.run(self.pool.drawn(jobs[lo : lo + most]), threads)
+            done += self.run(self.pool.drawn(jobs[lo : lo + most], _draw_many), threads)
         return done
 
     def run(self, drawn: Sequence[Drawn], threads: int = 1) -> list[tuple[Model, Trained]]:
@@ -65,11 +78,12 @@ class Chain:
         tables: tuple[Any, ...] = (models, losses, *_tables(drawn, begins), self.layers, *self._samples(), *limits)
         shares = max(1, min(threads, len(drawn) // JOBS_MIN))
         (first, last), *others = pairwise(len(drawn) * share // shares for share in range(shares + 1))
-        with ThreadPoolExecutor(len(others) or 1, "training") as pool:  # starts no thread without work
-            waiting = [pool.submit(train_many, lo, hi, *tables) for lo, hi in others]
+        waiting = [_threads(threads).submit(train_many, lo, hi, *tables) for lo, hi in others]
+        try:
             train_many(first, last, *tables)
-        for share in waiting:
-            share.result()
+        finally:
+            for share in waiting:
+                share.result()
         results = zip(drawn, models, losses.tolist(), strict=True)
         return [(Model(self.layout, aligned_copy(row)), one.reported(loss)) for one, row, loss in results]
 
@@ -80,6 +94,18 @@ class Chain:
         if self.of_classes:
             return inputs, targets, np.empty((0, 0), np.float32)
         return inputs, np.empty(0, np.int64), targets.reshape(len(targets), -1)
+
+
+def _draw_many(trainings: Sequence[Drawing]) -> list[Batches]:
+    from offbeat.train.compiled_draws import draw_many  # as above
+
+    return draw_many(trainings)
+
+
+@cache
+def _threads(most: int) -> ThreadPoolExecutor:
+    """Kept for all trainings of this process: to start a thread takes as long as two of the smallest ones."""
+    return ThreadPoolExecutor(most, "training")
 
 
 def _tables(drawn: Sequence[Drawn], begins: Sequence[int]) -> tuple[Array, Array, Array, Array]:

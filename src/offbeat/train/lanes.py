@@ -26,9 +26,18 @@ from offbeat.train.stacked import CrossEntropy, Program, lane_loss, obstacle
 
 Load = Callable[[int], Batch]
 Jobs = Sequence[tuple[Model, Work, Solver]]
+Drawing = tuple[Work, Solver, int]
+"""A training's batches are to be drawn: with which solver, from how many samples."""
+Batches = tuple[Array, Array]
+"""Indices (iterations, size), and how many of each batch count."""
+DrawMany = Callable[[Sequence[Drawing]], list[Batches]]
 
 SAMPLES_AT_ONCE = 2**17
 """Samples of all lanes that are laid out ahead: long trainings are done in several spans of iterations."""
+
+
+def draw_one_by_one(trainings: Sequence[Drawing]) -> list[Batches]:
+    return [solver.draw(samples, stream(work)) for work, solver, samples in trainings]
 
 
 class Drawn(NamedTuple):
@@ -66,13 +75,14 @@ class SamplePool:
             self._clear()
         return [self.place(device)[0] for device in devices]
 
-    def drawn(self, jobs: Jobs) -> list[Drawn]:
+    def drawn(self, jobs: Jobs, draw_many: DrawMany = draw_one_by_one) -> list[Drawn]:
         """The trainings on the batches that each would draw alone."""
         self.begins([work.device for _, work, _ in jobs])
         samples = [self.place(work.device)[1] for _, work, _ in jobs]
+        batches = draw_many([(work, solver, count) for (_, work, solver), count in zip(jobs, samples, strict=True)])
         return [
-            Drawn(x_tau, work.device, solver, count, *solver.draw(count, stream(work)))
-            for (x_tau, work, solver), count in zip(jobs, samples, strict=True)
+            Drawn(x_tau, work.device, solver, count, *drawn)
+            for (x_tau, work, solver), count, drawn in zip(jobs, samples, batches, strict=True)
         ]
 
     def _clear(self) -> None:
