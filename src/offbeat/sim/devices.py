@@ -1,7 +1,7 @@
 """Owns what a simulated device is like: how fast it computes, its links, when it is there, whether it gets lost.
 
 Rules kept here:
-- Everything is asked for by device (and task number) and keyed by them and the seed: nothing is stored per device, so
+- Everything is asked for by device (and task number) and keyed by them and the seed: only the latest are remembered, so
   a million devices cost nothing, and adding one changes no other.
 - A device's speed is drawn once and stays (`constant`, `lognormal`, `uniform`, `pareto`); `exponential` is memoryless
   and drawn anew for every task. One second is what a task of ordinary size takes on an ordinary device.
@@ -12,6 +12,7 @@ Rules kept here:
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import NormalDist
 
 from offbeat.core import draws
@@ -23,6 +24,8 @@ BYTES_PER_MEGABIT = 125_000
 DAY_S = 86_400.0
 ALLOWED = "a number, uniform:LO,HI, lognormal:S, pareto:A or exponential[:M], and FACTOR* before any of them"
 EXPONENT_MAX = 50.0
+remembered = lru_cache(1 << 16)
+"""For what is drawn once per device: to look it up is several times as fast. A fleet of millions needs no more room."""
 _NORMAL = NormalDist()
 
 
@@ -89,7 +92,7 @@ def device_model(
     if share is not None:
         model = replace(model, day=_shares(share, availability_period_s, seed))
     if risk is not None:
-        model = replace(model, dropout=lambda device: risk.inverse(draws.uniform(seed, RISK, device)))
+        model = replace(model, dropout=remembered(lambda device: risk.inverse(draws.uniform(seed, RISK, device))))
     return model
 
 
@@ -97,21 +100,21 @@ def traced(traces: Traces, seed: int) -> DeviceModel:
     """Devices that behave like recorded phones; which phone's speed, link and day go together is drawn by the seed."""
     seconds, links, days = traces
 
+    @remembered
     def day(device: int) -> tuple[Day, float]:
         """The recorded days repeat; each device starts somewhere in its own."""
         found = days[draws.below(len(days), seed, READY, device)]
         return found, draws.uniform(seed, READY, device, 1) * found.length
 
-    return DeviceModel(
-        lambda device, _number: seconds[draws.below(len(seconds), seed, SPEED, device)],
-        lambda device: links[draws.below(len(links), seed, LINK, device)],
-        day=day,
-    )
+    speed = remembered(lambda device: seconds[draws.below(len(seconds), seed, SPEED, device)])
+    link = remembered(lambda device: links[draws.below(len(links), seed, LINK, device)])
+    return DeviceModel(lambda device, _number: speed(device), link, day=day)
 
 
 def _links(
     base: Callable[[int], tuple[float, float]], down: Distribution | None, up: Distribution | None, seed: int
 ) -> Callable[[int], tuple[float, float]]:
+    @remembered
     def link(device: int) -> tuple[float, float]:
         """One draw for both ways: a device with a good network has it down and up."""
         u, (base_down, base_up) = draws.uniform(seed, LINK, device), base(device)
@@ -121,6 +124,7 @@ def _links(
 
 
 def _shares(share: Distribution, period_s: float, seed: int) -> Callable[[int], tuple[Day, float]]:
+    @remembered
     def day(device: int) -> tuple[Day, float]:
         """There for its share of every period, which begins at a moment of its own."""
         there_s = share.inverse(draws.uniform(seed, READY, device)) * period_s
@@ -156,10 +160,11 @@ def _distributed(spec: str, seed: int) -> DeviceModel:
     try:
         seconds = distribution(spec)
         if name in _NAMED and (seconds.low > 0 or seconds.high == math.inf):
-            inverse, each = seconds.inverse, name == "exponential"
-            return DeviceModel(
-                lambda device, number: inverse(draws.uniform(seed, SPEED, device, number + 1 if each else 0))
-            )
+            inverse = seconds.inverse
+            if name == "exponential":
+                return DeviceModel(lambda device, number: inverse(draws.uniform(seed, SPEED, device, number + 1)))
+            speed = remembered(lambda device: inverse(draws.uniform(seed, SPEED, device)))
+            return DeviceModel(lambda device, _number: speed(device))
     except ValueError:
         pass
     raise InvalidValue(
