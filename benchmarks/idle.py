@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from benchmarks.bars import BARS
@@ -18,6 +19,7 @@ from benchmarks.results import Results
 from benchmarks.scale import Scale
 from benchmarks.served import Served, serving
 from benchmarks.turns import Tell
+from offbeat.errors import OffbeatError
 
 AT_A_TIME = 100
 """Connections that are opened at the same time."""
@@ -26,35 +28,64 @@ HOLD_S = 3.0
 JOIN_S = 240.0
 FILES_BESIDE = 200
 KB = 1_000
+REFUSAL_MAX = 500
+
+
+class Line(NamedTuple):
+    """A connection to the server, for one request at a time."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, method: str, path: str, head: str = "", body: bytes = b"") -> None:
+        first = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        self.writer.write(f"{first}{head}\r\n".encode() + body)
+        await self.writer.drain()
+
+    async def answer(self) -> bytes:
+        """The body of the next answer; a refusal is an error."""
+        first, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
+        length = next(int(text.partition(":")[2]) for text in lines if text.startswith("content-length:"))
+        body = await self.reader.readexactly(length)
+        if first.split()[1][0] != "2":
+            raise OffbeatError(f"the server refused: {body[:REFUSAL_MAX].decode(errors='replace')}")
+        return body
+
+    async def request(self, method: str, path: str, head: str = "", body: bytes = b"") -> bytes:
+        await self.send(method, path, head, body)
+        return await self.answer()
 
 
 class Crowd:
-    """Idle workers of one server."""
+    """Workers of one server, connected from this process."""
 
     def __init__(self, url: str) -> None:
         where = urlsplit(url)
         self.host, self.port = where.hostname or "", where.port or 0
-        self.lines: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self.lines: list[Line] = []
 
-    async def join(self, numbers: range) -> None:
-        """Connect these workers; each joins and asks for a task."""
+    async def joined(self, number: int) -> tuple[Line, dict[str, Any]]:
+        """Connect a worker, which joins; what the server said."""
+        line = Line(*await asyncio.open_connection(self.host, self.port))
+        body = json.dumps({"name": f"worker-{number}", "protocol": 1, "device": number}).encode()
+        said = json.loads(await line.request("POST", "/v1/workers", "Content-Type: application/json\r\n", body))
+        self.lines.append(line)
+        return line, said
+
+    async def wait(self, numbers: range) -> None:
+        """Connect these workers; each joins, asks for a task, and waits."""
         gate = asyncio.Semaphore(AT_A_TIME)
         await asyncio.gather(*(self._wait(number, gate) for number in numbers))
 
     async def _wait(self, number: int, gate: asyncio.Semaphore) -> None:
         async with gate:
-            line = await asyncio.open_connection(self.host, self.port)
-            body = json.dumps({"name": f"idle-{number}", "protocol": 1, "device": number}).encode()
-            joined = await _request(line, "POST", "/v1/workers", "Content-Type: application/json\r\n", body)
-            ask = f"POST /v1/workers/{joined['worker']}/ask HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n"
-            line[1].write(f"{ask}Offbeat-Session: {joined['session']}\r\n\r\n".encode())
-            await line[1].drain()
-            self.lines.append(line)
+            line, said = await self.joined(number)
+            await line.send("POST", f"/v1/workers/{said['worker']}/ask", f"Offbeat-Session: {said['session']}\r\n")
 
     async def held(self) -> int:
         """How many workers are still connected after some time."""
         done, waiting = await asyncio.wait(
-            [asyncio.create_task(line[0].read(1)) for line in self.lines], timeout=HOLD_S
+            [asyncio.create_task(line.reader.read(1)) for line in self.lines], timeout=HOLD_S
         )
         for task in waiting:
             task.cancel()
@@ -63,22 +94,8 @@ class Crowd:
         return len(self.lines) - sum(1 for task in done if not task.exception() and task.result() == b"")
 
     def disconnect(self) -> None:
-        for _, writer in self.lines:
-            writer.transport.abort()
-
-
-async def _request(
-    line: tuple[asyncio.StreamReader, asyncio.StreamWriter], method: str, path: str, head: str, body: bytes
-) -> dict[str, object]:
-    reader, writer = line
-    writer.write(
-        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n{head}\r\n".encode() + body
-    )
-    await writer.drain()
-    lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
-    length = next(int(text.partition(":")[2]) for text in lines if text.startswith("content-length:"))
-    found: dict[str, object] = json.loads(await reader.readexactly(length))
-    return found
+        for line in self.lines:
+            line.writer.transport.abort()
 
 
 def run(results: Results, scale: Scale, tell: Tell, folder: Path) -> None:
@@ -92,7 +109,7 @@ def run(results: Results, scale: Scale, tell: Tell, folder: Path) -> None:
         return
     place.mkdir()
     try:
-        with _files(count + FILES_BESIDE):
+        with files_allowed(count + FILES_BESIDE):
             held, bytes_each = _measure(place, count)
     finally:
         shutil.rmtree(place, ignore_errors=True)
@@ -114,9 +131,9 @@ async def _crowded(served: Served, count: int) -> tuple[int, float]:
     crowd = Crowd(served.url)
     try:
         first = min(AT_A_TIME, count // 2)
-        await asyncio.wait_for(crowd.join(range(first)), JOIN_S)  # memory that the server takes once is taken
+        await asyncio.wait_for(crowd.wait(range(first)), JOIN_S)  # memory that the server takes once is taken
         before = memory(served.process.pid).own
-        await asyncio.wait_for(crowd.join(range(first, count)), JOIN_S)
+        await asyncio.wait_for(crowd.wait(range(first, count)), JOIN_S)
         held = await crowd.held()
         return held, (memory(served.process.pid).own - before) / (count - first)
     finally:
@@ -124,7 +141,7 @@ async def _crowded(served: Served, count: int) -> tuple[int, float]:
 
 
 @contextmanager
-def _files(wanted: int) -> Iterator[None]:
+def files_allowed(wanted: int) -> Iterator[None]:
     """Allow this process, and those that it starts, this many open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))

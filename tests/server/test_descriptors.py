@@ -128,3 +128,10 @@ def test_what_the_system_refuses_has_its_own_word() -> None:
     assert set(words.values()) == {"no_descriptors"}
     assert refusal_of("write", OSError(errno.ENOSPC, "why")).error == "disk_full"
     assert refusal_of("write", OSError(errno.EACCES, "why")).error == "not_now"
+
+
+def test_a_server_that_has_room_for_few_connections_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(tmp_path, {}, {"uploads_max": 10**7}):
+        pass
+    assert "only 1 connections at a time" in caplog.text
+    assert "lower these" in caplog.text

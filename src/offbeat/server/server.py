@@ -57,6 +57,8 @@ from offbeat.storage.run_folder import LEDGER
 HEARD_AGAIN_S = 0.2
 CLOSE_S = 2.0
 RETRY_S = 5.0
+FEW_CONNECTIONS = 1_000
+"""Fewer than that are told at the start, where the settings allow more."""
 FILES_MIN = 128
 """Open files that are neither connections nor updates."""
 FILES_PER_UPLOAD = 2
@@ -182,6 +184,12 @@ class Server:
         limits = self.options.limits
         beside = FILES_MIN + FILES_PER_UPLOAD * limits.uploads_max + self.options.settings.queue_max
         most = _raise_file_limit(limits.connections_max, beside)
+        if most < min(limits.connections_max, FEW_CONNECTIONS):
+            log.warning(
+                "only %d connections at a time: this system allows %d open files, and uploads_max and queue_max keep "
+                "%d of them; raise the limit (LimitNOFILE in systemd, ulimit -n), or lower these",
+                *(most, resource.getrlimit(resource.RLIMIT_NOFILE)[0], beside),
+            )
         listener = Listener(self.runner, replace(limits, connections_max=most), self.tls)
         self.listener = await listener.listen()
         self.url = self._url(listener.port)
