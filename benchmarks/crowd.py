@@ -137,16 +137,10 @@ def measure(workers: int, seconds: float) -> FleetMeasured:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < workers + FILES_BESIDE:
         raise OffbeatError(f"this system allows {hard} open files, {workers + FILES_BESIDE} are needed (ulimit -Hn)")
-    options = ("--in-flight-max", str(workers // BUSY), "--poll-s", str(POLL_S), "--devices", str(workers))
-    options += (
-        "--connections-share",
-        "1",
-        "--uploads-share",
-        "1",
-        "--uploads-max",
-        str(workers // BUSY),
-        "--queue-max",
-        str(workers // BUSY),
+    busy = str(workers // BUSY)
+    options = (
+        *("--devices", str(workers), "--in-flight-max", busy, "--queue-max", busy, "--uploads-max", busy),
+        *("--connections-share", "1", "--uploads-share", "1", "--poll-s", str(POLL_S)),
     )
     try:
         with files_allowed(workers + FILES_BESIDE), serving(place, FLOATS, *options, devices=workers) as served:

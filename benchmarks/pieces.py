@@ -75,7 +75,12 @@ def main(tasks: int, device_model: str) -> None:
     """Tell where the time of a small simulated task goes."""
     sys.modules["matplotlib"] = None  # type: ignore[assignment]  # no pictures are drawn of a run's folder
     task, clocks = digits(DEVICES), Clocks()
-    settings = {"in_flight_max": DEVICES, "evaluate_every": NEVER, "device_model": device_model, "executor": "auto"}
+    settings: dict[str, Any] = {
+        "in_flight_max": DEVICES,
+        "evaluate_every": NEVER,
+        "device_model": device_model,
+        "executor": "auto",
+    }
     simulate(task, epochs=DEVICES, **settings)  # compiles and loads
     for name, owner, method in PIECES:
         setattr(owner, method, clocks.around(name, getattr(owner, method)))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from offbeat.server.descriptors import refusal_of
-from tests.server.serving import TASK, Running, Worker
+from tests.server.serving import TASK, Running, Worker, serving
 from tests.server.speaking import Line, file_of, head, ones, put, refused, until
 
 FILES = Path("/proc/self/fd")

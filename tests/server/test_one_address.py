@@ -45,6 +45,6 @@ def test_those_who_work_at_the_same_time_all_get_their_turn(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_the_benchmark_of_idle_workers_loses_none(tmp_path: Path) -> None:
-    with idle._files(MANY + idle.FILES_BESIDE):
+    with idle.files_allowed(MANY + idle.FILES_BESIDE):
         held, _ = idle._measure(tmp_path, MANY)
     assert held == MANY
