@@ -35,6 +35,8 @@ from offbeat.train.solver import Batch, Loss, one_thread, seeded
 
 COMPILED_TORCH, CHANNELS_LAST = "compiled-torch", "channels-last"
 TORCH_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+NAMED_BY_USER = os.environ.get(TORCH_VARIABLE)
+"""Read before torch's compiler is loaded, which sets the variable itself."""
 OPTIONS = {"fallback_random": True, "cpp.threads": 1}
 """For the compiler: dropout draws from torch's own generator, and the code is for one thread."""
 WARM_UP_BATCHES = 2
@@ -143,8 +145,8 @@ class CompiledTorch:
             return loss(module(inputs), targets)
 
         self._shape, self._usual = batch[0].shape, usual
-        self._compiled: Any = torch.compile(usual, dynamic=False, options=dict(OPTIONS))
         with _compiling(), _unchanged(flat), seeded(np.random.default_rng(0)), one_thread():
+            self._compiled: Any = torch.compile(usual, dynamic=False, options=dict(OPTIONS))
             module.train()
             begin()
             try:
@@ -176,9 +178,8 @@ def _failed(error: Exception) -> str:
 
 def compiled_code_folder() -> Path:
     """Where compiled code is kept: it is for one version of torch and one kind of processor."""
-    named = os.environ.get(TORCH_VARIABLE)
-    if named:
-        return Path(named)
+    if NAMED_BY_USER:
+        return Path(NAMED_BY_USER)
     kind = hashlib.sha256(_processor().encode()).hexdigest()[:8]
     return cache_folder() / "compiled" / f"torch-{torch.__version__}-{platform.machine()}-{kind}"
 
