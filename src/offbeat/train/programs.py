@@ -4,9 +4,10 @@
 Rules kept here:
 - A program has bits of its own. They depend on the model and the batch, never on what ran before: only full batches are
   compiled, for their one shape, before the first training; shorter ones take torch's usual way. Code that would have to
-  be compiled again later is refused. Dropout draws what it draws without a program.
+  be compiled again later is refused. Layers of dropout draw what they draw without a program.
 - Compiled code is kept in the cache folder, by version of torch and kind of processor. Of several processes that need
-  the same code one compiles it, and the others wait for it.
+  the same code one compiles it, and the others wait for it. Compiled code has its channels last, if
+  the model takes it.
 - What cannot be done exactly is refused: torch's BatchNorm is not exact with channels last on the CPU.
 """
 
@@ -64,7 +65,11 @@ class Trainee(Protocol):
 def program_of(program: str, task: Trainee, flat: FlatModule, begin: Callable[[], None]) -> Loss:
     """The program of this name, ready to train; `begin` is called before the first batch of a training."""
     if program == CHANNELS_LAST:
-        return ChannelsLast(flat.module, task.loss)
+        inputs, targets = task.device_data(0)
+        channels_last = ChannelsLast(flat.module, task.loss)
+        if said := _trial(channels_last, flat, (inputs[: task.batch_size], targets[: task.batch_size]), begin):
+            raise InvalidValue(f"executor {program} is not possible: the model does not take it ({said})")
+        return channels_last
     batch = _full_batch(task)
     if batch is None:
         raise InvalidValue(f"executor {program} is not possible: {full_batch_obstacle(program, task)}")
@@ -119,11 +124,24 @@ def _compiler_obstacle() -> str | None:
 # --- channels last ---------------------------------------------------------------------------------------------------
 
 
+class DropoutInOrder(nn.Dropout):
+    """Drops the same elements wherever the channels are: torch draws them in the order of the memory."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's name)
+        if not self.training or not 0 < self.p < 1 or input.is_contiguous():
+            return super().forward(input)
+        kept = torch.empty(input.shape, dtype=input.dtype).bernoulli_(1 - self.p).div_(1 - self.p)
+        return input.mul_(kept) if self.inplace else input * kept
+
+
 class ChannelsLast:
     """The module on inputs whose channels lie side by side in memory; parameters stay where they are."""
 
     def __init__(self, module: nn.Module, loss: Loss) -> None:
         self._module, self._loss = module, loss
+        for layer in module.modules():
+            if type(layer) is nn.Dropout:
+                layer.__class__ = DropoutInOrder
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         form = FORMATS.get(inputs.ndim)
@@ -139,14 +157,19 @@ class CompiledTorch:
 
     def __init__(self, flat: FlatModule, loss: Loss, batch: Batch, begin: Callable[[], None]) -> None:
         """Compiles for batches like this one, or loads the code where it was compiled before."""
+        from offbeat.train.compiled_layers import exchange_layers  # loads parts of torch that others do not need
+
         module = flat.module
 
         def usual(inputs: Tensor, targets: Tensor) -> Tensor:
             return loss(module(inputs), targets)
 
+        exchange_layers(module)
         self._shape, self._usual = batch[0].shape, usual
+        channels_last = ChannelsLast(module, loss)
+        whole = usual if _trial(channels_last, flat, batch, begin) else channels_last
         with _compiling(), _unchanged(flat), seeded(np.random.default_rng(0)), one_thread():
-            self._compiled: Any = torch.compile(usual, dynamic=False, options=dict(OPTIONS))
+            self._compiled: Any = torch.compile(whole, dynamic=False, options=dict(OPTIONS))
             module.train()
             begin()
             try:
@@ -171,9 +194,24 @@ class CompiledTorch:
         return value
 
 
+def _trial(program: Loss, flat: FlatModule, batch: Batch, begin: Callable[[], None]) -> str | None:
+    """What goes wrong when the program calculates a loss, if anything: `view` does not take channels last, say."""
+    with _unchanged(flat), seeded(np.random.default_rng(0)), one_thread(), torch.no_grad():
+        flat.module.train()
+        begin()
+        try:
+            program(*batch)
+        except RuntimeError as error:
+            return _first_line(error)
+    return None
+
+
 def _failed(error: Exception) -> str:
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return f"{COMPILED_TORCH}: torch cannot compile this model ({said}); use the executor processes"
+    return f"{COMPILED_TORCH}: torch cannot compile this model ({_first_line(error)}); use the executor processes"
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def compiled_code_folder() -> Path:
