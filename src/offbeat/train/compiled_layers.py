@@ -139,19 +139,20 @@ class ByColumns(torch.autograd.Function):
 def weight_gradient(x: Tensor, gradient: Tensor, shape: list[int], padding: list[int]) -> Tensor:
     """The gradient of a convolution with respect to its weight: columns of x times the gradient of what came out."""
     out, channels, height, width = shape
-    up, left = padding
-    images = nn.functional.pad(x.permute(0, 2, 3, 1), (0, 0, left, left, up, up))
-    slopes = gradient.permute(0, 2, 3, 1).contiguous()
+    images, slopes = x.permute(0, 2, 3, 1), gradient.permute(0, 2, 3, 1).contiguous()
     count, rows, columns, _ = slopes.shape
-    steps = images.stride()
-    windows = images.as_strided((count, rows, columns, height, width, channels), (*steps[:3], *steps[1:3], 1))
-    at_once = max(1, COLUMNS_MAX // (rows * columns * height * width * channels))
-    held = x.new_empty((min(at_once, count), rows, columns, height, width, channels))
+    at_once = min(count, max(1, COLUMNS_MAX // (rows * columns * height * width * channels)))
+    framed = x.new_zeros(at_once, images.shape[1] + 2 * padding[0], images.shape[2] + 2 * padding[1], channels)
+    inside = framed[:, padding[0] : padding[0] + images.shape[1], padding[1] : padding[1] + images.shape[2]]
+    steps = framed.stride()
+    windows = framed.as_strided((at_once, rows, columns, height, width, channels), (*steps[:3], *steps[1:3], 1))
+    matrix = torch.empty_like(windows, memory_format=torch.contiguous_format)
     total = x.new_zeros(out, height * width * channels)
     for begin in range(0, count, at_once):
-        some = windows[begin : begin + at_once]
-        matrix = held[: len(some)].copy_(some).view(-1, height * width * channels)
-        total.addmm_(slopes[begin : begin + at_once].reshape(-1, out).t(), matrix)
+        some = slopes[begin : begin + at_once]
+        inside[: len(some)].copy_(images[begin : begin + at_once])
+        matrix[: len(some)].copy_(windows[: len(some)])
+        total.addmm_(some.reshape(-1, out).t(), matrix[: len(some)].view(-1, height * width * channels))
     return total.view(out, height, width, channels).permute(0, 3, 1, 2).contiguous()
 
 
