@@ -223,6 +223,30 @@ def test_a_resumed_run_is_compiled_torchs_again(kept: Path, tmp_path: Path, monk
     check_resumed("compiled-torch:1", tmp_path)
 
 
+@pytest.mark.slow
+@needs_compiler
+def test_the_command_tells_of_compiling_and_when_it_is_done(kept: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("from tests.simulation.test_programs import images\ntask = images(norm=True)\n")
+    command = [
+        sys.executable,
+        "-m",
+        "offbeat",
+        "simulate",
+        str(file),
+        "--executor",
+        "compiled-torch:1",
+        "--epochs",
+        "3",
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OFFBEAT_DATA": str(kept)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "Torch compiles the model" in done.stderr
+    assert "Ready after" in done.stderr
+    assert "compiled-torch:1" in done.stdout
+
+
 COMPILED = """
 import sys
 from offbeat.errors import InvalidValue

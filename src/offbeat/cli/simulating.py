@@ -68,8 +68,9 @@ def _simulate(task: str, simulation: Simulation, folder: Path | None, *, as_json
     elif simulation.folder and simulation.folder.resumed:
         changed = f" with a changed task, {simulation.names.now}" if simulation.names.changed else ""
         click.echo(f"Resuming at epoch {simulation.coordinator.t}{changed}.", err=True)
-    if isinstance(simulation.executor, ProgramProcesses) and not simulation.finished:
-        _warm_up(simulation, simulation.executor)
+    executor = simulation.executor
+    if isinstance(executor, ProgramProcesses) and executor.compiles and not simulation.finished:
+        _warm_up(simulation, executor)
     try:
         with tracking, bar_of_run(task) as show, stopping(show) as watch:
             run = simulation.run(watch)
@@ -86,12 +87,10 @@ def _simulate(task: str, simulation: Simulation, folder: Path | None, *, as_json
 
 
 def _warm_up(simulation: Simulation, executor: ProgramProcesses) -> None:
-    """Make the program before the run's clock is shown; to compile takes long the first time."""
-    click.echo(
-        f"Preparing {executor.name}; what has to be compiled takes a minute, and is kept for later runs.", err=True
-    )
+    """Compile before the run's progress is shown, and tell how long it took."""
+    click.echo("Torch compiles the model: about a minute the first time, then it is kept for later runs.", err=True)
     try:
-        with spinner(f"preparing {executor.name}"):
+        with spinner("compiling"):
             took = executor.warm_up(simulation.x_0.layout)
     except BaseException:
         simulation.close()

@@ -142,6 +142,11 @@ class ProgramProcesses(Processes):
         self.program, self.name = program, program if named is None else f"{program}:{named}"
         self._payload = packed(task, (task_trained_by, (self._payload, program), {}))
 
+    @property
+    def compiles(self) -> bool:
+        """Does it take long before the first training, the first time?"""
+        return self.program == "compiled-torch"
+
     def warm_up(self, layout: Layout) -> float:
         """Start all processes, and return when their programs are ready, with the seconds that it took."""
         begun, together = perf_counter(), threading.Barrier(self.count)
