@@ -69,6 +69,8 @@ SIM = (
     Bar("sim_m_one_thread", "sim M, 2 cores", "tasks/s", ONE_THREAD, 0.97),
     Bar("sim_l_two_threads", "sim L (the paper's CNN), 2 cores", "tasks/s", TWO_THREADS, 1.3),
     Bar("sim_l_one_thread", "sim L, 2 cores", "tasks/s", ONE_THREAD, 0.97),
+    Bar("sim_l_compiled_torch", "sim L, compiled-torch, 2 cores", "tasks/s", TWO_THREADS, 1.35),
+    Bar("sim_m_channels_last", "sim M, channels-last, 2 cores", "tasks/s", TWO_THREADS, 1.3),
     Bar("sim_t_two_threads", "sim T (LSTM), 2 cores", "tasks/s", TWO_THREADS, 1.5),
     Bar("events_1e6", "coordinator and ledger, 1e6 devices", "events/s", "the bar", 40_000, "at least"),
     Bar("events_1e6_of_1e3", "coordinator and ledger, 1e6 devices", "events/s", "1e3 devices", 0.7),

@@ -23,6 +23,8 @@ class Scale:
     large_iterations: tuple[int, int, int]
     """Their local iterations."""
     large_turns: int
+    large_programs: bool
+    """Whether to measure the executors that have to be asked for, too; to compile takes a minute."""
     event_devices: tuple[int, ...]
     events: int
     net_mb: tuple[int, ...]
@@ -51,6 +53,7 @@ FULL = Scale(
     large_tasks=(60, 12, 12),
     large_iterations=(10, 5, 2),
     large_turns=3,
+    large_programs=True,
     event_devices=(10**3, 10**5, 10**6),
     events=100_000,
     net_mb=(1, 10, 100),
@@ -71,6 +74,7 @@ QUICK = Scale(
     large_tasks=(10, 3, 3),
     large_iterations=(10, 1, 1),
     large_turns=1,
+    large_programs=False,
     event_devices=(10**3, 10**6),
     events=20_000,
     net_mb=(10,),

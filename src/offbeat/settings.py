@@ -148,7 +148,8 @@ class Settings:
     seed: int = _execution(0, "The same seed gives the same run.")
     executor: str = _execution(
         "auto",
-        "How trainings run: auto, inline, compiled, batched, [batched+]processes[:N], ray[:N] or ray[:N]+batched.",
+        "How trainings run: auto, inline, compiled, batched, [batched+]processes[:N], compiled-torch[:N], "
+        "channels-last[:N], ray[:N] or ray[:N]+batched.",
     )
     ray_address: str | None = _execution(
         None, "With ray: HOST:PORT of a cluster, or auto. [default: RAY_ADDRESS, else a Ray of its own]"

@@ -21,7 +21,8 @@ IN_THE_ISSUE = {
     "kernel": ("kernel_one_1e6", "kernel_one_1e7", "kernel_one_1e8", "kernel_queued_1e7", "kernel_queued_1e8"),
     "sim": (
         *("sim_s_uniform", "sim_s_lognormal", "sim_s_comparison", "sim_m_two_threads", "sim_m_one_thread"),
-        *("sim_l_two_threads", "sim_l_one_thread", "sim_t_two_threads", "events_1e6", "events_1e6_of_1e3"),
+        *("sim_l_two_threads", "sim_l_one_thread", "sim_l_compiled_torch", "sim_m_channels_last"),
+        *("sim_t_two_threads", "events_1e6", "events_1e6_of_1e3"),
     ),
     "net": (
         *("net_10mb_raw", "net_10mb_appfl", "net_10mb_flower", "net_100mb_memory"),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from offbeat.errors import InvalidValue
 from offbeat.train.flat import FlatModule
-from offbeat.train.solver import Batch, Solver
+from offbeat.train.solver import PART, Batch, Solver
 
 SAMPLES = st.integers(1, 60)
 SIZES = st.integers(1, 25)
@@ -183,3 +183,21 @@ def test_settings_out_of_range_are_refused_by_name(name: str, value: Any) -> Non
 def test_passes_and_iterations_together_are_refused() -> None:
     with pytest.raises(InvalidValue, match="give local_passes or local_iterations, not both"):
         Solver(local_passes=1, local_iterations=1)
+
+
+@pytest.mark.parametrize("size", [1, 7, PART - 1, PART, 2 * PART + 13])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_a_step_in_parts_has_the_bits_of_one_over_whole_vectors_and_clears_the_gradient(
+    size: int, clip: float | None
+) -> None:
+    generator = torch.Generator().manual_seed(size)
+    x, gradients, x_tau = (torch.randn(size, generator=generator) for _ in range(3))
+    whole, slopes = x.clone(), gradients.clone()
+    norm = float(torch.linalg.vector_norm(slopes))
+    if clip is not None and norm > clip:
+        slopes.mul_(clip / norm)
+    slopes.add_(whole, alpha=0.01)
+    whole.lerp_(x_tau, 0.1 * 0.3).add_(slopes, alpha=-0.1)
+    Solver(gamma=0.1, rho=0.3, weight_decay=0.01, clip=clip).step(x, gradients, x_tau)
+    assert torch.equal(x, whole)
+    assert not gradients.any()

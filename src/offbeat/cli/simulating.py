@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 
 from offbeat.cli.options import needs_extra, say_deprecated, settings_of, writing_to
-from offbeat.cli.progress import FAILED, INTERRUPTED, bar_of_run, bar_of_runs, plain_table, stopping
+from offbeat.cli.progress import FAILED, INTERRUPTED, bar_of_run, bar_of_runs, plain_table, spinner, stopping
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
 from offbeat.hosting.loading import described
 from offbeat.settings import Settings
@@ -23,6 +23,7 @@ from offbeat.sim.compare import Comparison, ComparisonRow
 from offbeat.sim.compare import compare as run_comparison
 from offbeat.sim.devices import device_model
 from offbeat.sim.lockstep import draw
+from offbeat.sim.processes import ProgramProcesses
 from offbeat.sim.run import RESULTS, Run, Simulation, StopRequested
 from offbeat.sim.spec import Spec
 from offbeat.storage.json_file import plain
@@ -67,6 +68,9 @@ def _simulate(task: str, simulation: Simulation, folder: Path | None, *, as_json
     elif simulation.folder and simulation.folder.resumed:
         changed = f" with a changed task, {simulation.names.now}" if simulation.names.changed else ""
         click.echo(f"Resuming at epoch {simulation.coordinator.t}{changed}.", err=True)
+    executor = simulation.executor
+    if isinstance(executor, ProgramProcesses) and executor.compiles and not simulation.finished:
+        _warm_up(simulation, executor)
     try:
         with tracking, bar_of_run(task) as show, stopping(show) as watch:
             run = simulation.run(watch)
@@ -80,6 +84,18 @@ def _simulate(task: str, simulation: Simulation, folder: Path | None, *, as_json
     if run.summary["failed"]:
         click.echo(f"The run has failed: {run.summary['ended']}.", err=True)
         raise SystemExit(FAILED)
+
+
+def _warm_up(simulation: Simulation, executor: ProgramProcesses) -> None:
+    """Compile before the run's progress is shown, and tell how long it took."""
+    click.echo("Torch compiles the model: about a minute the first time, then it is kept for later runs.", err=True)
+    try:
+        with spinner("compiling"):
+            took = executor.warm_up(simulation.x_0.layout)
+    except BaseException:
+        simulation.close()
+        raise
+    click.echo(f"Ready after {took:.0f} s.", err=True)
 
 
 def _words(summary: dict[str, Any]) -> str:

@@ -1,6 +1,8 @@
 """Owns which executor a simulated run gets, and how runs whose trainings are of one task and one kind share theirs.
 
 Rules kept here:
+- What has bits of its own and needs more than the task (`compiled-torch`, `channels-last`) is never chosen, only asked
+  for; where it is not possible, the run is refused instead of trained otherwise.
 - `auto` chooses from static facts (layer kinds, parameters, tasks in flight, cores, whether numba is installed), never
   from a timing, so the same run is the same everywhere that has as many cores, and again when it is resumed.
 - An executor that no run uses any more is closed.
@@ -19,7 +21,7 @@ from offbeat.settings import Settings
 from offbeat.sim.event_sources import window_of
 from offbeat.sim.executors import Batched, CompiledLoops, Executor, Inline, compiling_obstacle, obstacle
 from offbeat.sim.on_ray.executor import Ray, Wishes
-from offbeat.sim.processes import Processes
+from offbeat.sim.processes import Processes, ProgramProcesses
 from offbeat.task import Task, start
 
 COMPILED_PARAMETERS_MAX = 65_536
@@ -50,6 +52,7 @@ class Chosen(NamedTuple):
 SPEC = re.compile(
     r"(?P<inline>inline)|(?P<compiled>compiled)|(?P<batched>batched)|(?P<together>batched\+)?(?P<processes>processes)(:(?P<count>[1-9]\d*))?"
     r"|(?P<ray>ray)(:(?P<actors>[1-9]\d*))?(?P<each>\+batched)?"
+    r"|(?P<program>compiled-torch|channels-last)(:(?P<programs>[1-9]\d*))?"
 )
 
 
@@ -60,16 +63,23 @@ def executor_of(
     parameters: int,
     in_flight_max: int,
     wishes: Wishes = Wishes(),  # noqa: B008 (it cannot change)
+    alone: bool = True,
 ) -> Chosen:
-    """The executor that is named, or the one that suits; what a task cannot do is done inline, and that is said."""
+    """The executor that is named, or the one that suits; what a task cannot do is done inline, and that is said.
+
+    `alone` where no other process of a comparison runs beside this one.
+    """
     if spec == "auto":
         return Chosen(_suitable(task, parameters, in_flight_max))
     asked = SPEC.fullmatch(spec)
     if asked is None:
         raise InvalidValue(
             f"executor {spec!r} is unknown; use auto, inline, compiled, batched, processes, processes:N, "
-            "batched+processes[:N], ray[:N] or ray[:N]+batched"
+            "batched+processes[:N], compiled-torch[:N], channels-last[:N], ray[:N] or ray[:N]+batched"
         )
+    if asked["program"]:
+        named = int(asked["programs"]) if asked["programs"] else None
+        return Chosen(ProgramProcesses(task, asked["program"], named, None if alone else 1))
     reason = obstacle(task) if asked["batched"] or asked["together"] or asked["each"] else None
     if reason is not None:
         return _instead(task, f"cannot be batched: {reason}")
@@ -139,6 +149,7 @@ class ExecutorPool:
             parameters=start(task, settings.seed).layout.size if is_auto else 0,
             in_flight_max=method_of(settings, task, window=window_of(settings)).plan.in_flight_max,
             wishes=wishes_of(settings, settings.executor),
+            alone=self.alone,
         ).executor
         if is_auto and isinstance(executor, Processes) and not self.alone:
             executor.close()

@@ -214,3 +214,14 @@ class CompiledLoops(Together):
             raise InvalidValue(f"this task cannot be compiled: {reason}; use the executor `auto` or `inline`")
         super().__init__(task, "compiled", lambda jobs: (task.train_compiled(jobs, self.threads), 1))
         self.threads = threads
+
+
+@runtime_checkable
+class Programmable(Task, Protocol):
+    """A task that can train by another program than its usual one, with bits of its own."""
+
+    def program_obstacle(self, program: str) -> str | None:
+        """Why it cannot; None where it can."""
+
+    def train_by(self, program: str) -> None:
+        """Do so from now on."""

@@ -1,18 +1,22 @@
 """Owns training in other processes: one thread each, started fresh, with the same bits as training here.
 
-Rule kept here: the next free process takes what was submitted first. One that died is replaced for the next training.
+Rules kept here:
+- The next free process takes what was submitted first. One that died is replaced for the next training.
+- A program (`compiled-torch`, `channels-last`) is made in the processes, when they load the task; its bits are its own,
+  and do not depend on the number of processes.
 """
 
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from time import perf_counter
 from typing import Any
 
 from offbeat.core.layout import Layout, Model
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.hosting.child import Child, ChildDied, cores
-from offbeat.hosting.task_host import Bare, TaskFailure, packed, serve
-from offbeat.sim.executors import Job, Pending, PendingEvaluation
+from offbeat.hosting.task_host import Bare, CannotTravel, TaskFailure, packed, serve, unpacked
+from offbeat.sim.executors import Job, Pending, PendingEvaluation, Programmable
 from offbeat.task import Task, Trained, Update, Work
 
 PROCESSES_MAX = 256
@@ -121,3 +125,55 @@ class Processes:
             child = Child(serve)
             self._children.add(child)
             return child
+
+
+class ProgramProcesses(Processes):
+    """Trains by a program of the task's, in `count` processes; they evaluate as ever."""
+
+    def __init__(self, task: Task, program: str, named: int | None = None, count: int | None = None) -> None:
+        """`count` processes where it is said, without a word of it in the name."""
+        reason = program_reason(task, program)
+        if reason is not None:
+            raise InvalidValue(f"executor {program} is not possible: {reason}")
+        try:
+            super().__init__(task, named or count)
+        except CannotTravel as error:
+            raise InvalidValue(f"executor {program} is not possible: this task {error}") from error
+        self.program, self.name = program, program if named is None else f"{program}:{named}"
+        self._payload = packed(task, (task_trained_by, (self._payload, program), {}))
+
+    @property
+    def compiles(self) -> bool:
+        """Does it take long before the first training, the first time?"""
+        return self.program == "compiled-torch"
+
+    def warm_up(self, layout: Layout) -> float:
+        """Start all processes, and return when their programs are ready, with the seconds that it took."""
+        begun, together = perf_counter(), threading.Barrier(self.count)
+        try:
+            for future in [self._threads.submit(self._warm_child, layout, together) for _ in range(self.count)]:
+                future.result()
+        except BaseException:
+            self.close()
+            raise
+        return perf_counter() - begun
+
+    def _warm_child(self, layout: Layout, together: threading.Barrier) -> None:
+        together.wait()  # every thread takes one
+        self._child(layout)
+
+
+def program_reason(task: Task, program: str) -> str | None:
+    """Why this task cannot be trained by a program; None where it can."""
+    if not isinstance(task, Programmable):
+        return f"{type(task).__name__} has no `train_by`; it is for tasks of offbeat.torch"
+    return task.program_obstacle(program)
+
+
+def task_trained_by(payload: bytes, program: str) -> Task:
+    """In a child: the task, ready to train by this program."""
+    task = unpacked(payload)
+    if not isinstance(task, Programmable):
+        raise InvalidValue(f"{type(task).__name__} has no `train_by`")
+    task.train_by(program)
+    return task

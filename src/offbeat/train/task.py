@@ -35,6 +35,7 @@ from offbeat.train.evaluation import (
 )
 from offbeat.train.flat import FlatModule
 from offbeat.train.lanes import Lanes, lanes_of
+from offbeat.train.programs import full_batch_obstacle, program_obstacle, program_of
 from offbeat.train.solver import Batch, Loss, Solver, keyed, one_thread, seeded
 
 Data = Callable[[int], tuple[Any, Any]] | Sequence[tuple[Any, Any]]
@@ -128,6 +129,7 @@ class Task:
         """Local iterations of a device's task, where the data were pooled and the devices no longer tell."""
         self.device_data = lru_cache(DEVICES_CACHED)(self._device_data)
         self._solvers = lru_cache(SOLVERS_CACHED)(self._solver)
+        self._program: Loss | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Task, **self._arguments), ()
@@ -213,7 +215,9 @@ class Task:
         with keyed(work) as rng:
             indices = map(torch.from_numpy, solver.batches(len(inputs), rng))
             try:
-                return solver.solve(flat, self.loss, ((inputs[batch], targets[batch]) for batch in indices), x_tau)
+                batches = ((inputs[batch], targets[batch]) for batch in indices)
+                program = self._program if flat is self._flat else None
+                return solver.solve(flat, self.loss, batches, x_tau, program)
             except ValueError as error:
                 raise _explained(error, work.device, len(inputs)) from error
 
@@ -268,6 +272,16 @@ class Task:
         fit = [(x_tau, work, self._leased(work)) for x_tau, work in jobs if chain.takes(work.device)]
         trained = iter(chain.train(fit, threads))
         return [next(trained) if chain.takes(work.device) else self._trained(x_tau, work) for x_tau, work in jobs]
+
+    def program_obstacle(self, program: str) -> str | None:
+        """Why trainings of this task cannot run as `compiled-torch` or `channels-last`; None where they can."""
+        return program_obstacle(program, self._flat.module, self.accelerator) or full_batch_obstacle(program, self)
+
+    def train_by(self, program: str) -> None:
+        """Train by this program from now on; to compile may take a minute, to load what was compiled some seconds."""
+        if (reason := self.program_obstacle(program)) is not None:
+            raise InvalidValue(f"executor {program} is not possible: {reason}")
+        self._program = program_of(program, self, self._flat, partial(_begin, self._flat.module))
 
     def _trained(self, x_tau: Model, work: Work) -> tuple[Model, Trained]:
         x_new = x_tau.copy()
