@@ -9,6 +9,7 @@ import json
 import ssl
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from math import isfinite
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -42,6 +43,8 @@ class Joined:
     state: str
     samples: int | None = None
     """What the server holds this worker to, from an earlier time."""
+    digests: list[str] | None = None
+    """The kinds of digests that it takes; an earlier version does not say, and takes SHA-256."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ class Acknowledgement:
 
 def read(kind: type[T], values: Mapping[str, Any]) -> T:
     """A value of this kind from JSON; `Unreachable` where it does not fit."""
-    hints = get_type_hints(kind)
+    hints = _hints_of(kind)
     found = {}
     for field in fields(kind):  # type: ignore[arg-type]
         if field.name in values:
@@ -92,6 +95,11 @@ def read(kind: type[T], values: Mapping[str, Any]) -> T:
         elif field.default is MISSING:
             raise Unreachable(f"the server's {kind.__name__} lacks {field.name!r}")
     return kind(**found)
+
+
+@cache
+def _hints_of(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def answer_of(values: Mapping[str, Any]) -> AskAnswer:

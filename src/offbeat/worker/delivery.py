@@ -46,7 +46,9 @@ class Delivery:
         self.unsent = None
 
     def keep(self, run: str, task: int, model: Model, trained: Trained, download_s: float, train_s: float) -> Finished:
-        self.unsent = self._written(lambda: self._outbox.keep(run, task, model, trained, download_s, train_s))
+        """Bring it to the disk, with a digest of the kind that the server takes."""
+        facts = (trained, download_s, train_s, self._server.client.digest_kind)
+        self.unsent = self._written(lambda: self._outbox.keep(run, task, model, *facts))
         return self.unsent
 
     def push(self, finished: Finished, *, resume: bool = False) -> None:

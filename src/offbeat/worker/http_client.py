@@ -167,15 +167,27 @@ class HttpClient:
 
     def _stream(self, connection: Connection, file: BinaryIO, size: int) -> None:
         """Send the file, unless the server answers before all is sent."""
-        piece, left = memoryview(bytearray(min(PIECE, size))), size
-        while left:
-            count = file.readinto(piece[:left])  # type: ignore[attr-defined]
-            if not count:
-                raise OffbeatError(f"{getattr(file, 'name', 'the file')} is shorter than it was; remove it")
-            if not connection.send(piece[:count], self._until(self.timeouts.piece_s)):
-                return
-            left -= count
-        connection.end(size)
+        try:
+            if all(self._pieces_sent(connection, file, size)):
+                connection.end(size)
+        except EOFError:
+            raise OffbeatError(f"{getattr(file, 'name', 'the file')} is shorter than it was; remove it") from None
+
+    def _pieces_sent(self, connection: Connection, file: BinaryIO, size: int) -> Iterator[bool]:
+        """Send the next bytes of a file, each piece in its time; False where the server takes no more."""
+        begin, at = file.tell(), 0
+        straight = connection.sends_files and _descriptor_of(file) is not None
+        piece = memoryview(bytearray(0 if straight else min(PIECE, size)))
+        while at < size:
+            count, until = min(PIECE, size - at), self._until(self.timeouts.piece_s)
+            if straight:
+                yield connection.send_file(file.fileno(), begin + at, count, until)
+            else:
+                count = file.readinto(piece[:count])  # type: ignore[attr-defined]
+                if not count:
+                    raise EOFError
+                yield connection.send(piece[:count], until)
+            at += count
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -197,6 +209,14 @@ class HttpClient:
         if body is None:
             raise Unreachable(f"{self.address} answers, but not as an Offbeat server does: {shown(text) or 'nothing'}")
         return body
+
+
+def _descriptor_of(file: BinaryIO) -> int | None:
+    """Of a file of the system; others have none."""
+    try:
+        return file.fileno()
+    except OSError:
+        return None
 
 
 def _headers_of(response: h11.Response) -> Headers:
