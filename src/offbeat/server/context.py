@@ -13,6 +13,7 @@ from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Command
 from offbeat.server.access import Role, TokenBook, TokenEntry
 from offbeat.server.asked_work import AskedWork
+from offbeat.server.body_receiver import UploadMemory
 from offbeat.server.client_connection import ClientConnection
 from offbeat.server.driver import Happened
 from offbeat.server.event_feed import EventFeed
@@ -63,6 +64,7 @@ class ServerContext:
         self.heartbeat_s = heartbeat_s_of(begun.method.plan)
         self.joining, self.committed = asyncio.Lock(), asyncio.Event()
         self.disk_pool = ThreadPoolExecutor(8, "disk")
+        self.upload_memory = UploadMemory(run.updates.size)
         self.finished = run.coordinator.finished
         self.troubles = run.troubles
         """What an administrator should look at, until it is over."""

@@ -79,7 +79,8 @@ class LongPoll:
         future = self._waiting[worker] = self._loop.create_future()
         try:
             await self._tell(lambda at: TaskRequested(at, worker))
-            await asyncio.wait([future], timeout=patience_s)
+            if not future.done():  # a lease that was there comes before the answer
+                await asyncio.wait([future], timeout=patience_s)
             if not future.done():
                 await self._tell(lambda at: RequestEnded(at, worker))  # a lease of just before comes before this answer
             news = future.result() if future.done() else None

@@ -163,10 +163,11 @@ class Outbox:
 
     def _write(self, path: Path, model: Model, kind: str) -> tuple[str, int]:
         """In one pass; its name reaches the disk together with that of its record, which is nothing without it."""
-        hasher, parts = Hasher(kind), (header_of(model.layout), *body_of(model))
+        parts: tuple[Bytes, ...] = (header_of(model.layout), *body_of(model))
+        hasher = Hasher(kind)
 
         def hashed() -> Iterator[Bytes]:
-            for part in map(memoryview, parts):
+            for part in [memoryview(given) for given in parts]:
                 for start in range(0, len(part), PIECE):
                     hasher.update(part[start : start + PIECE])
                     yield part[start : start + PIECE]
