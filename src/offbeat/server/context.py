@@ -19,7 +19,7 @@ from offbeat.server.driver import Happened
 from offbeat.server.event_feed import EventFeed
 from offbeat.server.folder import Begun, heartbeat_s_of
 from offbeat.server.listener import address_of
-from offbeat.server.long_poll import LongPoll, answered
+from offbeat.server.long_poll import LongPoll, answered, done
 from offbeat.server.metrics import Metrics
 from offbeat.server.places import Places, identity_of_address, identity_of_token
 from offbeat.server.push_answers import PushAnswers
@@ -88,14 +88,15 @@ class ServerContext:
 
         A caller that is cancelled meanwhile waits until it is done: two threads never write one file.
         """
-        work = asyncio.get_running_loop().run_in_executor(self.disk_pool, function, *arguments)
+        work = self.disk_pool.submit(function, *arguments)
         try:
-            return await asyncio.shield(work)
+            await done(work)
         except asyncio.CancelledError:
             while not work.done():
                 with suppress(asyncio.CancelledError):
-                    await asyncio.wait([work])
+                    await done(work)
             raise
+        return work.result()
 
     def say_committed(self) -> None:
         """Rows were added to the ledger: wake those who follow it."""

@@ -64,7 +64,7 @@ async def push(request: web.Request) -> web.Response:
         raise Refusal("not_now", "too many uploads are under way", retry_after_s=context.settings.retry_after_s)
     await uploads.take(head.task, head.worker, identity_of(request), request)
     try:
-        if context.run.updates.has(head.task) and head.task not in uploads.whole:
+        if context.run.updates.is_whole(head.task) and head.task not in uploads.whole:
             found = await _early(context, head)  # another request has brought it meanwhile
         if isinstance(found, Lease):
             found = await _taken_in(request, context, head, found)
@@ -144,6 +144,8 @@ def _head(request: web.Request, context: ServerContext) -> Head:
 
 def _metrics(request: web.Request) -> dict[str, float]:
     text = request.headers.get("Offbeat-Metrics", "{}")
+    if text == "{}":
+        return {}
     try:
         metrics = json_in(text) if len(text) <= METRICS_MAX else None
         if isinstance(metrics, dict) and all(_is_metric(name, value) for name, value in metrics.items()):

@@ -231,6 +231,10 @@ class UpdateStore:
     def has(self, task: int) -> bool:
         return self.whole(task).exists()
 
+    def is_whole(self, task: int) -> bool:
+        """Did the whole update come, and is it not removed? Asks memory alone."""
+        return task in self._sizes
+
     def tasks(self) -> set[int]:
         with self._lock:
             return set(self._sizes)
