@@ -23,7 +23,7 @@ from offbeat.wire import BadPayload, ExpectedHeader, Header, HeaderReader, carri
 
 PART, WHOLE = ".part", ".safetensors"
 NO_LIMIT = 1 << 62
-CACHED = 1 << 19
+CACHED = 1 << 20
 """Bytes that are hashed, looked at and written in one go: they stay in the processor's cache meanwhile."""
 FLOAT_BYTES = 4
 

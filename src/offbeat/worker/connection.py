@@ -23,6 +23,7 @@ INTERIM_MAX = 16
 """Interim answers (100 Continue) before the final one."""
 NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 READ, WRITE = select.POLLIN, select.POLLOUT
+LINE_END = b"\r\n"
 SENDS_FILES = hasattr(os, "sendfile")
 """Can the system send a file without it passing through this process?"""
 
@@ -79,10 +80,14 @@ class Connection:
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
-    def begin(self, request: h11.Request, until: float, body: bytes | None) -> None:
-        """Send a request; a body that is None follows with `send`, and `end` after it."""
+    def begin(self, request: h11.Request, until: float, body: bytes | None, more: bytes = b"") -> None:
+        """Send a request; a body that is None follows with `send`, and `end` after it.
+
+        `more` are lines of its head that mean nothing to HTTP itself: h11 would look at each of them for long.
+        """
         self._start()
         data = self._http.send(request)
+        data = data[: -len(LINE_END)] + more + LINE_END
         if body is not None:
             data += self._http.send(h11.Data(data=body))
             self._http.send(h11.EndOfMessage())
