@@ -101,13 +101,15 @@ class BodyReceiver(asyncio.BufferedProtocol):
         transport = request.transport
         if transport is None or not isinstance(connection, HttpConnection):
             raise ConnectionResetError("the connection is closed")
-        if not connection.is_in_body:
-            raise Refusal("bad_request", "an update comes as a plain request, without Upgrade")
         transport.pause_reading()
         while data := payload.read_nowait():  # which may let the parser go on with what it has put aside
             self._put(data)
-        if self.complete or payload.is_eof():
+        if self.complete or payload.is_eof() or not connection.is_in_body:
             transport.resume_reading()
+            if not self.complete:
+                raise Refusal(
+                    "bad_request", "an update comes as a plain request, with all of its body, without Upgrade"
+                )
             return
         self._connection, self._payload, self._transport = connection, payload, transport
         connection.receiver = self

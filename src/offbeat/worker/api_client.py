@@ -15,7 +15,7 @@ from typing import Any
 from offbeat.core.buffer_pool import BufferPool
 from offbeat.core.layout import Layout, Model
 from offbeat.core.model_base import ModelBase
-from offbeat.digests import SHA256, chosen_digest
+from offbeat.digests import SHA256, chosen_digest, kind_of
 from offbeat.worker.api_answers import (
     Acknowledgement,
     AskAnswer,
@@ -112,8 +112,15 @@ class ApiClient:
     @property
     def digest_kind(self) -> str:
         """The kind of digest for updates: the fastest that both ends know."""
+        return chosen_digest(self._taken_kinds())
+
+    def takes(self, digest: str) -> bool:
+        """Does the server take a digest of this kind?"""
+        return kind_of(digest) in self._taken_kinds()
+
+    def _taken_kinds(self) -> list[str]:
         told = self._membership.joined.digests if self._membership.joined else None
-        return chosen_digest(kind for kind in told or (SHA256,) if isinstance(kind, str))
+        return [SHA256, *(kind for kind in told or () if isinstance(kind, str))]
 
     # --- the worker --------------------------------------------------------------------------------------------------
 

@@ -17,12 +17,12 @@ import secrets
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from offbeat.core.layout import Model
-from offbeat.digests import SHA256, Hasher, holds
+from offbeat.digests import SHA256, Hasher, digest_of_file, holds
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.storage.disk import Bytes, Disk, cannot_write
 from offbeat.storage.json_file import plain
@@ -135,14 +135,21 @@ class Outbox:
                 digest, size = self._write(path, model, kind)
                 facts = (digest, size, *trained, model.layout.fingerprint, download_s, train_s)
                 finished = Finished(path, run, task, *facts)
-                record = plain({"order": order, **finished.facts()})
-                self.disk.write_whole(finished.record, [json.dumps(record, allow_nan=False).encode()])
+                self._write_record(finished, order)
         except BaseException:
             self._forget(path)
             raise
         for other in before:
             self._forget(other)
         return finished
+
+    def redigested(self, finished: Finished, kind: str) -> Finished:
+        """The same update with a digest of another kind, on the disk as well."""
+        with _writing(finished.record):
+            order = self._records()[finished.path][0]
+            again = replace(finished, digest=digest_of_file(finished.path, kind))
+            self._write_record(again, order)
+        return again
 
     def held(self) -> Finished | None:
         """The update that the server has not acknowledged, if there is one; leftovers are removed."""
@@ -174,6 +181,10 @@ class Outbox:
 
         self.disk.write_unnamed(path, hashed())
         return hasher.text(), sum(len(part) for part in parts)
+
+    def _write_record(self, finished: Finished, order: int) -> None:
+        record = plain({"order": order, **finished.facts()})
+        self.disk.write_whole(finished.record, [json.dumps(record, allow_nan=False).encode()])
 
     def _remove(self, vector: Path) -> None:
         """The record is gone from the disk before the vector goes: at no moment does a record lack its vector."""
