@@ -12,7 +12,6 @@ import hashlib
 import re
 from collections.abc import Iterable
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -103,7 +102,8 @@ def holds(path: Path, digest: str) -> bool:
 
 def _blake3() -> Any:
     try:
-        return import_module("blake3").blake3
+        from blake3 import blake3
     except ImportError as error:
         what = "pip install 'offbeat[serve]' on a server, 'offbeat[work]' on a device"
         raise DigestUnknown(f"this needs BLAKE3 digests, whose package is not installed; {what}") from error
+    return blake3
