@@ -29,7 +29,7 @@ PIECE = 1 << 20
 WHOLE_BYTES_MAX = 96 << 20
 """Memory for updates that are received in one piece, all together."""
 WHOLE_MAX = 64
-SPARE_MAX = 8
+SPARE_MAX, SPARE_PIECES_MAX = 8, 32
 """Free buffers that are kept."""
 ALIGNED = 64
 FLOAT_BYTES = 4
@@ -42,7 +42,7 @@ class UploadMemory:
         self.size = size
         most = min(WHOLE_MAX, WHOLE_BYTES_MAX // max(1, size))
         self._wholes = BufferPool(-(-size // FLOAT_BYTES), min(SPARE_MAX, most))
-        self._pieces = BufferPool(PIECE // FLOAT_BYTES, SPARE_MAX)
+        self._pieces = BufferPool(PIECE // FLOAT_BYTES, SPARE_PIECES_MAX)
         self._places: deque[None] = deque([None] * most)
         """One for every update that may be in memory; taken and given back in one call each, on any thread."""
 
