@@ -32,6 +32,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
+from blake3 import blake3
 
 HERE = Path(__file__).resolve().parents[1]
 SIMULATED_S, START_S, ANSWER_S, LOOK_S = 120.0, 60.0, 60.0, 0.02
@@ -221,6 +222,7 @@ class Client:
         self.connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=ANSWER_S)
         joined = json.loads(self.call("POST", "/v1/workers", json.dumps({"name": f"c{number}", "protocol": 1})))
         self.number, self.session = joined["worker"], {"Offbeat-Session": joined["session"]}
+        self.digests = joined.get("digests", [])
         self.update = b""
         self.head: dict[str, str] = {}
 
@@ -243,9 +245,13 @@ class Client:
 
     def made_of(self, model: bytes) -> bytes:
         """The first model as it came, to be pushed again and again."""
-        facts = {"Offbeat-Digest": hashlib.sha256(model).hexdigest(), "Offbeat-Samples": "1", "Offbeat-Gradients": "1"}
+        facts = {"Offbeat-Digest": self.digest_of(model), "Offbeat-Samples": "1", "Offbeat-Gradients": "1"}
         self.head = {"Content-Type": "application/octet-stream", **facts, **self.session}
         return model
+
+    def digest_of(self, model: bytes) -> str:
+        """Of the kind that a worker of the server's version would use."""
+        return f"blake3:{blake3(model).hexdigest()}" if "blake3" in self.digests else hashlib.sha256(model).hexdigest()
 
 
 def _exchange(clients: list[Client], updates: int) -> None:

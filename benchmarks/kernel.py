@@ -17,10 +17,10 @@ from benchmarks.results import Results
 from benchmarks.scale import Scale
 from benchmarks.triad import BYTES_MOVED, Triad, triads
 from benchmarks.turns import Contestant, Tell, Turns, rate, take_turns
+from offbeat.core.buffer_pool import BufferPool
 from offbeat.core.kernel import Term, Updater
 from offbeat.core.layout import Vector, aligned
 from offbeat.core.rules import Mix
-from offbeat.server.mixer import BufferPool
 
 THREADS = (1, 2)
 QUEUED = 8

@@ -29,6 +29,7 @@ import numpy as np
 from benchmarks.unsynced import without_fsync
 from offbeat.core.kernel import Updater
 from offbeat.core.layout import Model, layout_from
+from offbeat.digests import Hasher, known_digests
 from offbeat.errors import OffbeatError
 from offbeat.method import Method, method_of
 from offbeat.protocol.messages import Lease, MixUpdate, SendTask, TaskRequested, WorkerJoined
@@ -107,11 +108,13 @@ def _method(rule: str, updates: int) -> Method:
 
 def _push(run: ServedRun, lease: Lease, x_0: Model, vector: Any) -> None:
     parts: list[Bytes] = [header_of(x_0.layout), *body_of(Model(x_0.layout, vector, {}))]
-    digest = hashlib.sha256(b"".join(parts)).hexdigest()
-    upload = run.updates.begin(lease.task, sum(map(len, parts)))
+    hasher = Hasher(known_digests()[0])
+    for part in parts:
+        hasher.update(part)
+    upload = run.updates.begin(lease.task, sum(map(len, parts)), hasher.kind)
     upload.write(*parts)
-    upload.finish(digest)
-    run.push(lease, 1, 1, digest).result(PATIENCE_S)
+    upload.finish(hasher.text())
+    run.push(lease, 1, 1, hasher.text()).result(PATIENCE_S)
 
 
 def mixed(folder: Path) -> dict[str, float]:

@@ -63,8 +63,11 @@ def test_a_command_that_the_driver_does_not_know_is_an_error(tmp_path: Path) -> 
     run.stop()
 
 
-def test_a_push_visits_the_driver_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A question before the body, and the event after it. A worker that declared no samples visits once more, once."""
+def test_a_push_visits_the_driver_once_and_twice_where_it_is_unusual(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event after the body; a question before it where the lease is not open. A worker that declared no samples
+    visits once more, once."""
     with serving(tmp_path) as running:
         worker = Worker(running, samples=5)
         task = worker.lease()["task"]
@@ -78,7 +81,10 @@ def test_a_push_visits_the_driver_twice(tmp_path: Path, monkeypatch: pytest.Monk
         with monkeypatch.context() as patch:
             patch.setattr(Driver, "_put", counted)
             assert worker.push(task, DATA).status == 200
-        assert visits == ["Asked", "Told"]
+            assert visits == ["Told"]
+            visits.clear()
+            assert worker.push(task, DATA).json["repeated"]
+        assert visits[0] == "Asked"
 
 
 def test_the_model_is_hashed_on_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

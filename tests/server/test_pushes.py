@@ -15,8 +15,9 @@ import pytest
 from offbeat.errors import OffbeatError
 from offbeat.protocol.messages import MixUpdate
 from offbeat.server import driver
+from offbeat.server.body_receiver import PIECE
 from offbeat.server.update_store import Upload
-from offbeat.server.uploads import PIECE, UPLOADS
+from offbeat.server.uploads import UPLOADS
 from offbeat.server.verify import verify
 from offbeat.storage.checkpoints import Checkpoints
 from offbeat.storage.disk import Disk, Output

@@ -1,40 +1,62 @@
-"""A body may come in crumbs: they are written in large pieces, every byte once and in order."""
-
-import asyncio
-from types import SimpleNamespace
-from typing import Any
+"""A body may come in crumbs: every byte is taken once and in order, in large pieces, and memory is bounded."""
 
 import pytest
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
-from offbeat.server import uploads
+from offbeat.server import body_receiver
+from offbeat.server.body_receiver import ALIGNED, BodyReceiver, UploadMemory
+
+DATA = bytes(range(256)) * 100
+PIECE = 10_048
 
 
-class Body:
-    """What aiohttp hands out, in parts of a given size."""
-
-    def __init__(self, data: bytes, size: int) -> None:
-        self.parts = [data[lo : lo + size] for lo in range(0, len(data), size)]
-
-    def at_eof(self) -> bool:
-        return not self.parts
-
-    async def readany(self) -> bytes:
-        return self.parts.pop(0)
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_receiver, "PIECE", PIECE)
 
 
-@pytest.mark.parametrize("size", [1, 3, 1000, 1 << 16, 1 << 21])
-def test_every_byte_is_written_once_and_in_order(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "PIECE", 10_000)
-    data, calls = bytes(range(256)) * 100, list[tuple[bytes, ...]]()
+def received(body: BodyReceiver, size: int) -> list[bytes]:
+    """All that is taken while DATA comes in parts of this size, as a socket fills what it is given."""
+    at, taken = 0, []
+    while not body.complete:
+        view = body.get_buffer(-1)
+        count = min(size, len(view), len(DATA) - at)
+        assert count, "there is room whenever something comes"
+        view[:count] = DATA[at : at + count]
+        at += count
+        body.buffer_updated(count)
+        if body._is_due():
+            taken.append(bytes(body.take()))
+    return taken
 
-    async def off_loop(function: Any, *arguments: Any) -> None:
-        function(*arguments)
 
-    context: Any = SimpleNamespace(metrics=SimpleNamespace(received=lambda _: None), off_loop=off_loop)
-    request: Any = SimpleNamespace(content=Body(data, size))
-    upload: Any = SimpleNamespace(write=lambda *parts: calls.append(parts))
-    asyncio.run(uploads._written(request, context, upload, uploads.UploadPace(60.0, 1024)))
-    assert b"".join(part for parts in calls for part in parts) == data
-    assert max(len(parts) for parts in calls) <= uploads.PARTS_MAX
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("in_one_piece", [True, False])
+@pytest.mark.parametrize("size", [1, 3, 1000, 1 << 16])
+def test_every_byte_is_taken_once_and_in_order(size: int, in_one_piece: bool) -> None:
+    body = BodyReceiver(len(DATA), UploadMemory(len(DATA) if in_one_piece else 1))
+    assert (body.whole is not None) is in_one_piece
+    taken = received(body, size)
+    assert b"".join(taken) == DATA
+    assert all(len(data) % ALIGNED == 0 for data in taken[:-1]), "a float is never cut in two"
+    assert len(taken) <= 1 + len(DATA) // (PIECE - ALIGNED)
+    if body.whole is not None:
+        assert body.whole == DATA
+
+
+def test_memory_for_whole_updates_is_bounded_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_receiver, "WHOLE_BYTES_MAX", 3 * 1000)
+    memory = UploadMemory(1000)
+    held = [memory.whole(1000) for _ in range(4)]
+    assert [view is not None for view in held] == [True, True, True, False]
+    assert memory.whole(999) is None
+    part = held[0][100:] if held[0] is not None else None  # whatever refers to a part of it keeps all of it
+    held[0] = None
+    assert memory.whole(1000) is None
+    del part
+    assert memory.whole(1000) is not None
+
+
+def test_a_model_that_is_too_large_is_received_in_pieces() -> None:
+    assert UploadMemory(body_receiver.WHOLE_BYTES_MAX + 1).whole(body_receiver.WHOLE_BYTES_MAX + 1) is None

@@ -190,7 +190,7 @@ class UpdateArrived:
     finite: bool = True
     distance: float | None = None
     digest: str = ""
-    """sha256 of the update's bytes, where they lie in a file."""
+    """Of the update's bytes, where they lie in a file; it says its kind."""
     base_gone: bool = False
     """The data plane no longer has x_tau, which the rule or the gate needs."""
     spent: Spent | None = None

@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
+from offbeat.digests import known_digests
 from offbeat.hosting.loading import OFFERED, OVERRIDES
 from offbeat.protocol import messages
 from offbeat.protocol.coordinator import Coordinator
@@ -142,6 +143,7 @@ def _about(context: ServerContext, session: WorkerSession, secret: str) -> dict[
         "settings": {name: chosen[name] for name in shown},
         "layout": context.run.layout.fingerprint,
         "update_bytes_max": context.run.updates.size_max,
+        "digests": list(known_digests()),
         "poll_s": context.limits.poll_s,
         "heartbeat_s": context.heartbeat_s,
         "state": "finished" if context.finished else "idle",

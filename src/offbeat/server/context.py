@@ -13,12 +13,13 @@ from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Command
 from offbeat.server.access import Role, TokenBook, TokenEntry
 from offbeat.server.asked_work import AskedWork
+from offbeat.server.body_receiver import UploadMemory
 from offbeat.server.client_connection import ClientConnection
 from offbeat.server.driver import Happened
 from offbeat.server.event_feed import EventFeed
 from offbeat.server.folder import Begun, heartbeat_s_of
 from offbeat.server.listener import address_of
-from offbeat.server.long_poll import LongPoll, answered
+from offbeat.server.long_poll import LongPoll, answered, done
 from offbeat.server.metrics import Metrics
 from offbeat.server.places import Places, identity_of_address, identity_of_token
 from offbeat.server.push_answers import PushAnswers
@@ -63,6 +64,7 @@ class ServerContext:
         self.heartbeat_s = heartbeat_s_of(begun.method.plan)
         self.joining, self.committed = asyncio.Lock(), asyncio.Event()
         self.disk_pool = ThreadPoolExecutor(8, "disk")
+        self.upload_memory = UploadMemory(run.updates.size)
         self.finished = run.coordinator.finished
         self.troubles = run.troubles
         """What an administrator should look at, until it is over."""
@@ -86,14 +88,15 @@ class ServerContext:
 
         A caller that is cancelled meanwhile waits until it is done: two threads never write one file.
         """
-        work = asyncio.get_running_loop().run_in_executor(self.disk_pool, function, *arguments)
+        work = self.disk_pool.submit(function, *arguments)
         try:
-            return await asyncio.shield(work)
+            await done(work)
         except asyncio.CancelledError:
             while not work.done():
                 with suppress(asyncio.CancelledError):
-                    await asyncio.wait([work])
+                    await done(work)
             raise
+        return work.result()
 
     def say_committed(self) -> None:
         """Rows were added to the ledger: wake those who follow it."""

@@ -6,12 +6,14 @@ Rules kept here:
   that is known for this mistake ("wrong version number"). The log says it in words, now and then.
 """
 
+import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from aiohttp import web
+from aiohttp import StreamReader, web
+from aiohttp.http import HttpRequestParser
 from aiohttp.http_exceptions import LineTooLong
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_protocol import RequestHandler, RequestPayloadError
 
 from offbeat.server.refusals import Refusal
 from offbeat.server.tls_words import MISTAKEN, SPEAKS_HTTP
@@ -25,8 +27,48 @@ Count = Callable[[str], None]
 """Hears the word of every refusal."""
 
 
+class BodyEnd(Protocol):
+    """What receives a body, as far as its connection must know."""
+
+    def fail(self, error: BaseException) -> None: ...
+
+
 class HttpConnection(RequestHandler):
-    __slots__ = ()
+    """A connection on which aiohttp reads requests; the body of a push is received beside it."""
+
+    __slots__ = ("receiver",)
+
+    def __init__(self, manager: web.Server, *, loop: asyncio.AbstractEventLoop, **options: Any) -> None:
+        super().__init__(manager, loop=loop, **options)
+        self.receiver: BodyEnd | None = None
+        """What receives the body of the request that is being answered, while it does."""
+
+    @property
+    def is_in_body(self) -> bool:
+        """Does the next byte belong to the body of the newest request?"""
+        return not self._upgraded and not self._messages and self._parser is not None
+
+    def body_received(self, payload: StreamReader) -> None:
+        """The rest of this body came past the parser: what comes next is another request, for a new parser."""
+        self._parser = HttpRequestParser(
+            self,
+            self._loop,
+            self._read_bufsize,
+            max_line_size=self.max_line_size,
+            max_field_size=self.max_field_size,
+            max_headers=self.max_headers,
+            payload_exception=RequestPayloadError,
+            auto_decompress=False,
+            max_msg_queue_size=self._max_msg_queue_size,
+        )
+        self._reading_paused = False
+        payload.feed_eof()
+
+    async def shutdown(self, timeout: float | None = 15.0) -> None:
+        """Let the handler finish for a while, as aiohttp does; then a body that is still coming is cut."""
+        if self.receiver is not None:
+            self._loop.call_later(timeout or 0.0, self.receiver.fail, ConnectionAbortedError("the server stops"))
+        await super().shutdown(timeout)
 
     def handle_error(
         self,

@@ -35,9 +35,24 @@ News = WorkerCommand | Superseded | None
 async def answered(ask: Callable[[], "Future[T]"]) -> T:
     """Await the driver's answer on the event loop; while the disk is full, that is a refusal."""
     try:
-        return await asyncio.shield(asyncio.wrap_future(ask()))
+        future = ask()
+        await done(future)
+        return future.result()
     except Stuck as error:
         raise stuck_refusal(error) from error
+
+
+def done(future: "Future[Any]") -> "asyncio.Future[None]":
+    """To be awaited until a future of another thread is done; whoever is cancelled meanwhile does not cancel it."""
+    loop = asyncio.get_running_loop()
+    waiter = loop.create_future()
+    future.add_done_callback(lambda _: call_on(loop, _wake, waiter))
+    return waiter
+
+
+def _wake(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 async def wait_for(event: asyncio.Event, seconds: float) -> None:
@@ -79,7 +94,8 @@ class LongPoll:
         future = self._waiting[worker] = self._loop.create_future()
         try:
             await self._tell(lambda at: TaskRequested(at, worker))
-            await asyncio.wait([future], timeout=patience_s)
+            if not future.done():  # a lease that was there comes before the answer
+                await asyncio.wait([future], timeout=patience_s)
             if not future.done():
                 await self._tell(lambda at: RequestEnded(at, worker))  # a lease of just before comes before this answer
             news = future.result() if future.done() else None

@@ -10,44 +10,21 @@ Rules kept here:
 """
 
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from time import perf_counter
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
+from offbeat.core.buffer_pool import BufferPool
 from offbeat.core.kernel import Term, Updater
-from offbeat.core.layout import ALIGNMENT, Model, Vector
+from offbeat.core.layout import Model
 from offbeat.protocol.messages import Decision, MixUpdate, PublishVersion
 from offbeat.wire import unload
 
 MixOrder = MixUpdate | PublishVersion
 PASS_MAX = 8
 """Updates mixed in one pass: more gain nothing, and pulls would wait longer for a version."""
-SPARE_MAX = 1
-"""Free buffers that are kept."""
-
-
-class BufferPool:
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._spare: deque[npt.NDArray[np.uint8]] = deque(maxlen=SPARE_MAX)
-
-    def take(self) -> Vector:
-        """A buffer with arbitrary contents; it comes back by itself."""
-        try:
-            raw = self._spare.pop()  # one call, as is `append`: a buffer may come back on any thread at any moment
-        except IndexError:
-            raw = np.empty(4 * self.size + ALIGNMENT, np.uint8)
-        begin = -raw.ctypes.data % ALIGNMENT
-        # A memoryview between them makes this array, and not `raw`, what every view of it keeps alive.
-        vector = np.frombuffer(raw.data[begin : begin + 4 * self.size], np.float32)
-        weakref.finalize(vector, self._spare.append, raw).atexit = False
-        return vector
 
 
 class Mixed(NamedTuple):

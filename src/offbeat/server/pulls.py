@@ -18,7 +18,8 @@ from offbeat.server.refusals import Refusal
 from offbeat.server.slow_readers import write_within
 from offbeat.wire import body_of
 
-SLICE = 1 << 20
+SLICE, TLS_SLICE = 1 << 22, 1 << 20
+"""Bytes that are given to a connection at a time: it refers to them; with TLS it has them encrypted in memory."""
 NO_HURRY_S = 3600.0
 """For a slice, where no rate is asked for."""
 NAMED = ("latest", "result", "best")
@@ -110,9 +111,10 @@ async def _send(request: web.Request, model: Model, headers: dict[str, str]) -> 
     if request.method == "HEAD":
         return response
     limits = context_of(request).limits
-    patience_s = limits.stall_s + (SLICE / limits.upload_rate_min if limits.upload_rate_min else NO_HURRY_S)
+    at_once = SLICE if request.transport is None or not request.transport.get_extra_info("sslcontext") else TLS_SLICE
+    patience_s = limits.stall_s + (at_once / limits.upload_rate_min if limits.upload_rate_min else NO_HURRY_S)
     with suppress(ConnectionError):  # the reader went away, or was cut off
-        for piece in _slices(parts, begin, end):
+        for piece in _slices(parts, begin, end, at_once):
             await write_within(request, response, piece, patience_s)
             context_of(request).metrics.sent(len(piece))
         await response.write_eof()
@@ -132,10 +134,10 @@ def _range(request: web.Request, size: int, etag: str) -> tuple[int, int]:
     return begin, end
 
 
-def _slices(parts: list[memoryview], begin: int, end: int) -> Iterator[memoryview]:
+def _slices(parts: list[memoryview], begin: int, end: int, at_once: int) -> Iterator[memoryview]:
     at = 0
     for part in parts:
         low, high = max(begin - at, 0), min(end - at, len(part))
-        for start in range(low, high, SLICE):
-            yield part[start : min(start + SLICE, high)]
+        for start in range(low, high, at_once):
+            yield part[start : min(start + at_once, high)]
         at += len(part)

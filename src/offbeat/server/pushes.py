@@ -6,16 +6,17 @@ Rules kept here:
 - The acknowledgement comes after the update, its decision and all before them are on the disk.
 """
 
-import re
+from concurrent.futures import Future
 from math import isfinite
 from time import monotonic
 from typing import Any
 
 from aiohttp import web
 
-from offbeat.errors import InvalidValue, LayoutMismatch
+from offbeat.digests import BLAKE3, SHA256, is_digest, kind_of, known_digests
+from offbeat.errors import InvalidValue, LayoutMismatch, OffbeatError
 from offbeat.protocol.coordinator import Coordinator
-from offbeat.protocol.messages import AnswerPush, BadUpdateArrived, Lease, Outcome, Spent, UpdateArrived
+from offbeat.protocol.messages import AnswerPush, BadUpdateArrived, Command, Lease, Outcome, Spent, UpdateArrived
 from offbeat.server.claims import FalseClaim, contradiction, note_first
 from offbeat.server.context import (
     ServerContext,
@@ -26,12 +27,12 @@ from offbeat.server.context import (
     seconds,
     session_of,
 )
-from offbeat.server.descriptors import refusal_of, stuck_refusal
-from offbeat.server.driver import Stuck
+from offbeat.server.descriptors import refusal_of
 from offbeat.server.long_poll import answered
 from offbeat.server.refusals import Refusal, answer
 from offbeat.server.request_body import json_in
 from offbeat.server.served_run import answer_in
+from offbeat.server.update_store import Upload
 from offbeat.server.uploads import UPLOADS, Head, receive
 from offbeat.storage.judged_digest import digest_judged
 from offbeat.wire import BadPayload
@@ -39,7 +40,8 @@ from offbeat.wire import BadPayload
 METRICS_MAX = 4000
 METRIC_NAME_MAX = 100
 WHY_MAX = 500
-DIGEST = re.compile(r"[0-9a-f]{64}")
+_HEX = "sha256 of the whole update in hex"
+_KINDS = {(SHA256,): _HEX, (BLAKE3, SHA256): f"{_HEX}, or its blake3 in hex after blake3:"}
 
 
 async def offset(request: web.Request) -> web.Response:
@@ -62,7 +64,7 @@ async def push(request: web.Request) -> web.Response:
         raise Refusal("not_now", "too many uploads are under way", retry_after_s=context.settings.retry_after_s)
     await uploads.take(head.task, head.worker, identity_of(request), request)
     try:
-        if context.run.updates.has(head.task) and head.task not in uploads.whole:
+        if context.run.updates.is_whole(head.task) and head.task not in uploads.whole:
             found = await _early(context, head)  # another request has brought it meanwhile
         if isinstance(found, Lease):
             found = await _taken_in(request, context, head, found)
@@ -81,12 +83,19 @@ async def _taken_in(request: web.Request, context: ServerContext, head: Head, le
     uploads, updates = request.app[UPLOADS], context.run.updates
     updates.set_aside(head.task, idle=False)
     began = monotonic()
+
+    def judged(upload: Upload | None = None) -> "Future[list[Command]]":
+        """On a thread: the update is on the disk."""
+        uploads.whole[head.task] = head.digest
+        return _judged(context, head, lease, monotonic() - began, upload.largest if upload is not None else None)
+
     try:
-        if not uploads.has(head, updates):
+        if uploads.has(head, updates):
+            decision = await context.off_loop(judged)
+        else:
             uploads.whole.pop(head.task, None)
-            await receive(request, context, head)
-            uploads.whole[head.task] = head.digest
-        found = await _judged(context, head, lease, monotonic() - began)
+            decision = await receive(request, context, head, judged)
+        found = answer_in(await answered(lambda: decision))
     except InvalidValue as error:
         uploads.whole.pop(head.task, None)
         word = "wrong_layout" if isinstance(error, LayoutMismatch) else "not_a_model"
@@ -121,8 +130,8 @@ def _head(request: web.Request, context: ServerContext) -> Head:
     if begin + length != size:
         raise Refusal("bad_request", f"{length} bytes from {begin} on are not all of the {size} that the update has")
     digest = request.headers.get("Offbeat-Digest", "")
-    if not DIGEST.fullmatch(digest):
-        raise Refusal("bad_request", "the header Offbeat-Digest must be the sha256 of the whole update in hex")
+    if not is_digest(digest) or kind_of(digest) not in known_digests():
+        raise Refusal("bad_request", f"the header Offbeat-Digest must be the {_KINDS[known_digests()]}")
     layout = request.headers.get("Offbeat-Layout", context.run.layout.fingerprint)
     if layout != context.run.layout.fingerprint:
         raise Refusal("wrong_layout", "the update is of another layout than this run's model")
@@ -135,6 +144,8 @@ def _head(request: web.Request, context: ServerContext) -> Head:
 
 def _metrics(request: web.Request) -> dict[str, float]:
     text = request.headers.get("Offbeat-Metrics", "{}")
+    if text == "{}":
+        return {}
     try:
         metrics = json_in(text) if len(text) <= METRICS_MAX else None
         if isinstance(metrics, dict) and all(_is_metric(name, value) for name, value in metrics.items()):
@@ -154,6 +165,9 @@ async def _early(context: ServerContext, head: Head) -> Lease | AnswerPush:
 
     A push that will be refused is refused here. The lease is passed on: the driver is not asked for it again.
     """
+    open_lease = _open_lease(context, head)
+    if open_lease is not None:
+        return open_lease
     try:
         known: Lease | AnswerPush | None = await context.ask(lambda c: _known(context, c, head))
     except FalseClaim as error:
@@ -167,6 +181,20 @@ async def _early(context: ServerContext, head: Head) -> Lease | AnswerPush:
             lambda at: UpdateArrived(at, head.worker, head.task, head.samples, head.gradients, digest=head.digest)
         )
     )
+
+
+def _open_lease(context: ServerContext, head: Head) -> Lease | None:
+    """The lease of an ordinary push, without a visit of the driver and its wait for the disk; None to ask the driver.
+
+    The worker knows the task, so it is on the disk. Whatever changes meanwhile, the driver decides after the body.
+    """
+    c, driver = context.run.coordinator, context.run.driver
+    lease = c.book.open.get(head.task)
+    if lease is None or lease.worker != head.worker or head.task in c.judge.answers:
+        return None
+    if c.end_reason or c.queued >= c.plan.queue_max or driver.trouble is not None or driver.failure is not None:
+        return None
+    return None if contradiction(context, c, lease, head.samples, head.gradients) else lease
 
 
 def _known(context: ServerContext, c: Coordinator, head: Head) -> Lease | AnswerPush | None:
@@ -188,10 +216,21 @@ def _known(context: ServerContext, c: Coordinator, head: Head) -> Lease | Answer
 
 async def _refuse_other_bytes(context: ServerContext, head: Head) -> None:
     """A task that was answered is answered again for the same bytes, and for no others; the ledger has their digest."""
-    judged = await context.off_loop(digest_judged, context.run.ledger.path, head.task)
-    if judged not in ("", head.digest):
+    if not await context.off_loop(_are_the_same, context, head):
         message = f"task {head.task} was answered before, for an update with other bytes; nothing has changed"
         raise Refusal("other_bytes", message)
+
+
+def _are_the_same(context: ServerContext, head: Head) -> bool:
+    """Is this digest of the bytes that were judged? One of another kind is compared with the bytes that are kept."""
+    judged = digest_judged(context.run.ledger.path, head.task)
+    if judged in ("", head.digest):
+        return True
+    updates = context.run.updates
+    try:
+        return kind_of(judged) != kind_of(head.digest) and updates.holds(head.task, [head.digest])
+    except BadPayload:  # it is gone
+        return False
 
 
 def _busy(retry_after_s: float) -> Refusal:
@@ -217,16 +256,20 @@ async def _bad(context: ServerContext, head: Head, word: str, why: str) -> Refus
 # --- after the body --------------------------------------------------------------------------------------------------
 
 
-async def _judged(context: ServerContext, head: Head, lease: Lease, upload_s: float) -> AnswerPush:
-    """The driver's decision, once it is on the disk."""
+def _judged(
+    context: ServerContext, head: Head, lease: Lease, upload_s: float, largest: float | None
+) -> "Future[list[Command]]":
+    """On a thread: the future of the driver's decision, or of what kept it from deciding."""
     spent = Spent(head.download_s, head.train_s, upload_s) if head.train_s else None  # the worker did not say
+    failed: Future[list[Command]] = Future()
     try:
-        decision = await context.off_loop(context.run.push, lease, head.samples, head.gradients, head.digest, spent)
-    except Stuck as error:
-        raise stuck_refusal(error) from error
+        return context.run.push(lease, head.samples, head.gradients, head.digest, spent, largest)
     except OSError as error:  # it is there, and cannot be looked at just now: too many open files, say
-        raise refusal_of("read it", error) from error
-    return answer_in(await answered(lambda: decision))
+        failed.set_exception(refusal_of("read it", error))
+    except OffbeatError as error:  # it is no model, or nothing can be decided now
+        failed.set_exception(error)
+    context.run.updates.forget(head.task)
+    return failed
 
 
 def _note_metrics(context: ServerContext, head: Head, found: AnswerPush) -> None:

@@ -161,7 +161,7 @@ class Redo:
         if isinstance(order, MixUpdate):
             task = order.decision.lease.task
             wanted = [arrival.digest for arrival in map(as_arrival, self.ledger.rows("arrived", task=task))]
-            if self.updates.digest(task) not in wanted:
+            if not self.updates.holds(task, wanted):
                 raise BadPayload("its contents are not those that were acknowledged")
 
     def _publish_without(self, order: MixUpdate) -> None:

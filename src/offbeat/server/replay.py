@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -92,29 +92,25 @@ class Replay:
 
     def _whole(self, ledger: Ledger, decisions: Iterator[Decision], lost: Set[int | None]) -> Iterator[Decision]:
         """The decisions, each when its update was found to be what was acknowledged; some are looked at ahead."""
-
-        def looked_at(some: list[Decision]) -> list[str]:
-            return [self.updates.digest(d.lease.task) if d.sequence not in lost else "" for d in some]
-
         with ThreadPoolExecutor(os.cpu_count() or 1, "digests") as pool:
-            ahead: deque[tuple[list[Decision], Future[list[str]]]] = deque()
+            ahead: deque[tuple[list[Decision], Future[None]]] = deque()
             try:
                 while some := list(islice(decisions, LOOKED_AT)):
-                    ahead.append((some, pool.submit(looked_at, some)))
+                    tasks = [d.lease.task for d in some if d.sequence not in lost]
+                    wanted = {task: _acknowledged(ledger, task) for task in tasks}
+                    ahead.append((some, pool.submit(self._refuse_others, wanted)))
                     if len(ahead) > AHEAD:
-                        yield from self._acknowledged(ledger, *ahead.popleft())
+                        yield from _looked_at(*ahead.popleft())
                 while ahead:
-                    yield from self._acknowledged(ledger, *ahead.popleft())
+                    yield from _looked_at(*ahead.popleft())
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def _acknowledged(self, ledger: Ledger, decisions: list[Decision], found: "Future[list[str]]") -> list[Decision]:
-        for decision, digest in zip(decisions, found.result(), strict=True):
-            task = decision.lease.task
-            details = ledger.select("SELECT detail FROM events WHERE task = ? AND kind = 'arrived'", (task,))
-            if digest and digest not in {json.loads(detail or "{}").get("digest") for (detail,) in details}:
+    def _refuse_others(self, wanted: Mapping[int, list[str]]) -> None:
+        """On a thread: every update must have one of its digests."""
+        for task, digests in wanted.items():
+            if not self.updates.holds(task, digests):
                 raise BadPayload(f"{self.updates.whole(task)} does not hold what was acknowledged")
-        return decisions
 
     def beginning(self) -> Checkpoint | None:
         """x_0 as a checkpoint, where every update since is kept; None where one is gone."""
@@ -173,6 +169,17 @@ class ReplayMixing:
         for order in orders:
             if isinstance(order, MixUpdate):
                 self._bases.used_by(order.decision)
+
+
+def _acknowledged(ledger: Ledger, task: int) -> list[str]:
+    """The digests of what came for a task."""
+    details = ledger.select("SELECT detail FROM events WHERE task = ? AND kind = 'arrived'", (task,))
+    return [json.loads(detail or "{}").get("digest", "") for (detail,) in details]
+
+
+def _looked_at(decisions: list[Decision], done: "Future[None]") -> list[Decision]:
+    done.result()
+    return decisions
 
 
 def start_of(checkpoint: Checkpoint) -> ReplayPoint:

@@ -24,7 +24,7 @@ from math import isfinite
 from pathlib import Path
 
 from offbeat.core.kernel import Updater
-from offbeat.core.layout import Model, Vector, layout_from, layout_to
+from offbeat.core.layout import Model, layout_from, layout_to
 from offbeat.errors import InvalidValue
 from offbeat.method import Method
 from offbeat.protocol.messages import AnswerPush, Command, Lease, Outcome, ServerRestarted, Spent, UpdateArrived
@@ -100,6 +100,7 @@ class ServedRun:
         self.ledger = Ledger.open(self._file, durable=True, observers=on_written)
         self.updater = Updater(limits.updater_threads)
         self.updater.warm()
+        self.updates.look = self.updater.largest
         self._stopping = threading.Event()
         self._head_file: HeadFile | None = None
         self._fork = fork
@@ -138,7 +139,7 @@ class ServedRun:
         redo: Callable[..., Redo],
     ) -> None:
         def mixer_of(found: Checkpoint) -> Mixer:
-            places = (self.updates.mapped, self.versions.of, self._pass_done, observers.on_pass)
+            places = (self.updates.taken, self.versions.of, self._pass_done, observers.on_pass)
             return Mixer(found.w, found.x, self.updater, *places)
 
         checkpoints = Checkpoints(folder / "checkpoints", self.layout, self.disk)
@@ -189,21 +190,27 @@ class ServedRun:
     # --- pushes ------------------------------------------------------------------------------------------------------
 
     def push(
-        self, lease: Lease, samples: int, gradients: int, digest: str, spent: Spent | None = None
+        self,
+        lease: Lease,
+        samples: int,
+        gradients: int,
+        digest: str,
+        spent: Spent | None = None,
+        largest: float | None = None,
     ) -> "Future[list[Command]]":
         """The whole update of this lease lies on the disk: look at it here, and let the driver decide on it.
 
-        Blocks while it looks. The future is done when the decision is on the disk.
+        `largest` is its largest |x|, where that was seen while it came. Blocks while it looks. The future is done when
+        the decision is on the disk.
         """
         task = lease.task
-        try:
-            update = self.updates.mapped(task)
-        except InvalidValue:
-            self.updates.remove({task})
-            raise
         with ExitStack() as pin:
             pin.enter_context(self.versions.pinned(lease.tau))
-            finite, distance, base_gone, excess = self._seen(update.vector, lease.tau)
+            try:
+                finite, distance, base_gone, excess = self._seen(task, lease.tau, largest)
+            except InvalidValue:
+                self.updates.remove({task})
+                raise
             answer = self.driver.tell(
                 lambda at: UpdateArrived(
                     at, lease.worker, task, samples, gradients, finite, distance, digest, base_gone, spent, excess
@@ -213,7 +220,7 @@ class ServedRun:
         answer.add_done_callback(lambda done: self._judged(task, done, unpin))
         return answer
 
-    def _seen(self, x: Vector, tau: int) -> tuple[bool, float | None, bool, float | None]:
+    def _seen(self, task: int, tau: int, largest: float | None) -> tuple[bool, float | None, bool, float | None]:
         """Is it finite, how far from x_tau where that matters, is x_tau gone where it is needed, is a value too large?
 
         Read a few megabytes at a time: many large updates may come at once.
@@ -226,8 +233,11 @@ class ServedRun:
                 x_tau = None
             base_gone = x_tau is None
         if x_tau is None or not self.coordinator.needs_distance:
-            largest = self.updater.largest(x, between=lambda: unload([x]))
+            if largest is None:
+                x = self.updates.mapped(task).vector
+                largest = self.updater.largest(x, between=lambda: unload([x]))
             return isfinite(largest), None, base_gone, plan.excess(largest)
+        x = self.updates.mapped(task).vector
         distance, largest = self.updater.measured(x, x_tau, between=lambda: unload([x, x_tau]))
         return isfinite(distance), distance, False, plan.excess(largest)
 

@@ -7,19 +7,25 @@ Rules kept here:
 - The bytes that lie here are counted, and bounded.
 """
 
-import hashlib
 import threading
 from collections.abc import Callable, Collection
+from math import isnan
 from pathlib import Path
 from time import perf_counter
 
-from offbeat.core.layout import Layout, Model
+import numpy as np
+
+from offbeat.core.layout import Layout, Model, Vector
+from offbeat.digests import SHA256, Hasher, digest_of_file, holds
 from offbeat.errors import OffbeatError
-from offbeat.storage.disk import Bytes, Disk, Output, file_digest
-from offbeat.wire import BadPayload, ExpectedHeader, HeaderReader, check_fit, mapped
+from offbeat.storage.disk import Bytes, Disk, Output
+from offbeat.wire import BadPayload, ExpectedHeader, Header, HeaderReader, carried_of, check_fit, is_flat, mapped
 
 PART, WHOLE = ".part", ".safetensors"
 NO_LIMIT = 1 << 62
+CACHED = 1 << 20
+"""Bytes that are hashed, looked at and written in one go: they stay in the processor's cache meanwhile."""
+FLOAT_BYTES = 4
 
 
 class DiskFull(OffbeatError):
@@ -27,32 +33,80 @@ class DiskFull(OffbeatError):
 
 
 class Upload:
-    """One update on its way in; everything here blocks, so it runs off the event loop."""
+    """One update on its way in; everything here blocks, so it runs off the event loop.
+
+    Its file is made by the first `write`. Each byte is hashed, looked at and written while it is in the cache, so that
+    nothing reads the update again before it is mixed.
+    """
 
     def __init__(
-        self, folder: "UpdateStore", task: int, size: int, output: Output, digest: "hashlib._Hash", at: int
+        self, folder: "UpdateStore", task: int, size: int, hasher: Hasher, output: Output | None = None
     ) -> None:
+        """With an `output`, the upload goes on where that stands."""
         self.folder, self.task, self.size = folder, task, size
-        self.at = at
-        self._output, self._digest = output, digest
-        self._head: HeaderReader | None = HeaderReader(folder.expected) if at == 0 else None
+        self.at = 0 if output is None else folder.offset(task)
+        self.largest: float | None = None
+        """The largest |x| of the flat vector, once all of it was looked at; NaN where one is in it."""
+        self._output, self._hasher = output, hasher
+        self._reader: HeaderReader | None = HeaderReader(folder.expected) if self.at == 0 else None
+        self._header: Header | None = None
+        """Where the body is the flat vector, and everything was looked at so far."""
         folder.note_sending(task, sending=True)
 
     def write(self, *parts: Bytes) -> None:
         """Append; bytes beyond the announced size, and a header that is not the model's, are refused at once."""
-        for data in parts:
-            if self.at + len(data) > self.size:
+        output = self._created()
+        for part in [memoryview(given) for given in parts]:
+            if self.at + len(part) > self.size:
                 raise BadPayload(f"the update has more than the {self.size} bytes that were announced")
-            if self._head is not None and (header := self._head.feed(data)) is not None:
+            if self._reader is not None:
+                self._read_header(self._reader, part)
+            for start in range(0, len(part), CACHED):
+                data = part[start : start + CACHED]
+                self._hasher.update(data)
+                if self._header is not None:
+                    self._look(self._header, data)
+                output.write(data)
+                self.at += len(data)
+
+    def _created(self) -> Output:
+        if self._output is None:
+            try:
+                self._output = self.folder.created(self.task)
+            except OSError:
+                self.folder.discard(self.task)
+                raise
+        return self._output
+
+    def _read_header(self, reader: HeaderReader, part: memoryview) -> None:
+        """Read the header from the first bytes; it keeps what it is given, so it gets no more than it needs."""
+        expected = len(self.folder.expected.bytes)
+        for some in (part[:expected], part[expected:]):
+            header = reader.feed(some)
+            if header is not None:
                 check_fit(header, self.folder.layout)
-                self._head = None
-            self._output.write(data)
-            self._digest.update(data)
-            self.at += len(data)
+                self._reader = None
+                is_whole = is_flat(header, self.folder.layout) and header.size == self.size
+                if self.folder.look is not None and self.at == 0 and is_whole:
+                    self._header, self.largest = header, 0.0
+                return
+
+    def _look(self, header: Header, data: memoryview) -> None:
+        """Look at the floats in what comes next; where one is cut in two, the update is looked at again later."""
+        begin = max(header.length, self.at)
+        end = min(header.length + FLOAT_BYTES * self.folder.layout.size, self.at + len(data))
+        if begin >= end or self.folder.look is None or self.largest is None:
+            return
+        if (begin - header.length) % FLOAT_BYTES or (end - begin) % FLOAT_BYTES:
+            self._header = self.largest = None
+            return
+        found = self.folder.look(np.frombuffer(data[begin - self.at : end - self.at], np.float32))
+        self.largest = found if isnan(found) or found > self.largest else self.largest
 
     def close(self) -> None:
         """Leave it; what has come can be appended to, unless its room is needed."""
-        self._output.close()
+        if self._output is not None:
+            self._output.close()
         self.folder.note_sending(self.task, sending=False)
 
     def abandon(self) -> None:
@@ -60,18 +114,23 @@ class Upload:
         self.close()
         self.folder.discard(self.task)
 
-    def finish(self, digest: str) -> None:
-        """All is there: check it, bring it to the disk, give it its name."""
+    def finish(self, digest: str, whole: memoryview | None = None) -> None:
+        """All is there: check it, bring it to the disk, give it its name.
+
+        `whole` is the update in memory, where it is there in one piece: it is mixed from there.
+        """
         if self.at != self.size:
             raise BadPayload(f"the update has {self.at} bytes of the {self.size} that were announced")
-        if self._digest.hexdigest() != digest:
+        if self._hasher.text() != digest:
             self.abandon()
             raise WrongDigest("the digest is not that of the bytes that arrived; send the update again from its start")
         begun = perf_counter()
-        self._output.sync()
+        self._created().sync()
         self.close()
         self.folder.settle(self.task)
         self.folder.on_synced(perf_counter() - begun)
+        if whole is not None and self._header is not None:
+            self.folder.remember(self.task, self._header, whole)
 
 
 class WrongDigest(BadPayload):
@@ -96,6 +155,10 @@ class UpdateStore:
         """Bytes of one update; other writers may need a longer header than we do."""
         disk.make_folder(folder)
         self.on_synced = on_synced
+        self.look: Callable[[Vector], float] | None = None
+        """The largest |x| of some floats; without it, updates are not looked at while they come."""
+        self._fresh: dict[int, Model] = {}
+        """Updates that are still in memory, as they were received."""
         self._lock = threading.Lock()
         self._sizes = {int(f.stem): f.stat().st_size for f in folder.glob(f"*{WHOLE}") if f.stem.isdecimal()}
         self._coming: dict[int, int] = {}
@@ -115,26 +178,24 @@ class UpdateStore:
         part = self._part(task)
         return part.stat().st_size if part.exists() else 0
 
-    def begin(self, task: int, size: int) -> Upload:
-        """A new upload; one of this task that was under way is forgotten."""
+    def begin(self, task: int, size: int, kind: str = SHA256) -> Upload:
+        """A new upload, with a digest of this kind; one of this task that was under way is forgotten."""
         self._reserve(task, size)
-        try:
-            output = self.disk.create(self._part(task))
-        except OSError:
-            self.discard(task)
-            raise
-        return Upload(self, task, size, output, hashlib.sha256(), 0)
+        return Upload(self, task, size, Hasher(kind))
 
-    def resume(self, task: int, size: int, offset: int) -> Upload:
+    def created(self, task: int) -> Output:
+        return self.disk.create(self._part(task))
+
+    def resume(self, task: int, size: int, offset: int, kind: str = SHA256) -> Upload:
         there = self.offset(task)
         if offset != there:
             raise WrongOffset(there)
         self._reserve(task, size)
-        digest = hashlib.sha256()
+        hasher = Hasher(kind)
         with self._part(task).open("rb") as file:
             while data := file.read(1 << 20):
-                digest.update(data)
-        return Upload(self, task, size, self.disk.extend(self._part(task), offset), digest, offset)
+                hasher.update(data)
+        return Upload(self, task, size, hasher, self.disk.extend(self._part(task), offset))
 
     def discard(self, task: int) -> None:
         self.disk.remove(self._part(task))
@@ -150,6 +211,8 @@ class UpdateStore:
         """A whole update that met a full queue may be forgotten if its room is needed; not while it is judged."""
         with self._lock:
             (self._idle.add if idle else self._idle.discard)(task)
+            if idle:
+                self._fresh.pop(task, None)
 
     def settle(self, task: int) -> None:
         """An upload is whole: its name is on the disk when this returns."""
@@ -168,6 +231,10 @@ class UpdateStore:
     def has(self, task: int) -> bool:
         return self.whole(task).exists()
 
+    def is_whole(self, task: int) -> bool:
+        """Did the whole update come, and is it not removed? Asks memory alone."""
+        return task in self._sizes
+
     def tasks(self) -> set[int]:
         with self._lock:
             return set(self._sizes)
@@ -177,6 +244,7 @@ class UpdateStore:
         for task in tasks:
             self.disk.remove(self.whole(task))
             with self._lock:
+                self._fresh.pop(task, None)
                 self._note(self._sizes, task, 0)
 
     def tidy(self, decided: Collection[int]) -> None:
@@ -190,13 +258,39 @@ class UpdateStore:
         with self._lock:
             return self._bytes
 
+    def remember(self, task: int, header: Header, whole: memoryview) -> None:
+        """Keep an update that is on the disk in memory, too, until it is mixed."""
+        vector = np.frombuffer(whole, np.float32, self.layout.size, header.length)
+        model = Model(self.layout, vector, carried_of(header, whole, self.layout)).freeze()
+        with self._lock:
+            self._fresh[task] = model
+
+    def forget(self, task: int) -> None:
+        """Let go of an update in memory; on the disk it stays."""
+        with self._lock:
+            self._fresh.pop(task, None)
+
+    def taken(self, task: int) -> Model:
+        """An update that is to be mixed now: from memory where it is still there, which then is free."""
+        with self._lock:
+            fresh = self._fresh.pop(task, None)
+        return fresh if fresh is not None else mapped(self.whole(task), self.layout)
+
     def mapped(self, task: int) -> Model:
         """An update as a model, mapped where its body is the flat vector, which takes no memory of ours."""
-        return mapped(self.whole(task), self.layout)
+        fresh = self._fresh.get(task)
+        return fresh if fresh is not None else mapped(self.whole(task), self.layout)
 
-    def digest(self, task: int) -> str:
+    def holds(self, task: int, digests: Collection[str]) -> bool:
+        """Are the bytes on the disk those that one of these digests is of?"""
         try:
-            return file_digest(self.whole(task))
+            return any(holds(self.whole(task), digest) for digest in dict.fromkeys(digests) if digest)
+        except OSError as error:
+            raise BadPayload(f"it cannot be read: {error.strerror}") from error
+
+    def digest(self, task: int, kind: str = SHA256) -> str:
+        try:
+            return digest_of_file(self.whole(task), kind)
         except OSError as error:
             raise BadPayload(f"it cannot be read: {error.strerror}") from error
 

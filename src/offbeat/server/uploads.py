@@ -2,29 +2,30 @@
 
 Rules kept here:
 - A cut upload can be appended to; a newer request for the same task closes the older one's connection.
-- Bodies are written and hashed off the event loop, in large pieces.
+- Bodies are hashed, looked at and written off the event loop, in large pieces.
 - A stalled upload holds its connection and its partial file, and nothing else; one that crawls is cut.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from time import monotonic
+from typing import TypeVar
 
-from aiohttp import StreamReader, web
+from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
 
+from offbeat.digests import kind_of
 from offbeat.errors import InvalidValue
+from offbeat.server.body_receiver import BodyReceiver
 from offbeat.server.context import ServerContext
 from offbeat.server.descriptors import RETRY_S, is_known, refusal_of
 from offbeat.server.refusals import Refusal
 from offbeat.server.settings import ServerSettings
 from offbeat.server.update_store import DiskFull, UpdateStore, Upload, WrongDigest, WrongOffset
+from offbeat.server.upload_pace import UploadPace
 
-PIECE = 1 << 20
-PARTS_MAX = 256
 GRACE_S = 5.0
 """How long an upload may crawl while others want its place."""
 
@@ -56,8 +57,10 @@ class UploadSlot:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     wanted: int = 0
     """How many requests have it or wait for it."""
-    pace: "UploadPace | None" = None
-    """How fast its body comes, once it does."""
+    body: BodyReceiver | None = None
+    """Where its body comes to, once it does."""
+    pace: UploadPace | None = None
+    """How fast it comes."""
     cut: bool = False
     """It has lost its place to another one."""
 
@@ -68,47 +71,14 @@ class UploadSlot:
     def give_way(self) -> None:
         """Another upload gets its place: the worker is told to come back, and goes on where it was."""
         self.cut = True
-        if self.request is not None:
+        if self.body is not None:
+            self.body.fail(PlaceLost())
+        elif self.request is not None:
             self.request.content.set_exception(PlaceLost())
 
 
 class PlaceLost(Exception):
     """An upload has lost its place to another one."""
-
-
-class UploadPace:
-    """Whether a body comes fast enough: `rate_min` bytes per second, on average over every `window_s` of waiting.
-
-    Only the time for which the server waits for bytes counts, and not that for which it writes them.
-    """
-
-    def __init__(self, window_s: float, rate_min: int) -> None:
-        self._window_s, self._rate_min = window_s, rate_min
-        self._waited_s, self._bytes = 0.0, 0
-        self._since: float | None = None
-
-    async def next(self, content: StreamReader) -> bytes:
-        """The next bytes; `TimeoutError` where none come for a window, or too few."""
-        self._since = monotonic()
-        try:
-            async with asyncio.timeout(self._window_s):
-                data: bytes = await content.readany()
-        finally:
-            self._waited_s, self._since = self.waited_s, None
-        self._bytes += len(data)
-        if self._waited_s >= self._window_s:
-            if self.is_slow:
-                raise TimeoutError
-            self._waited_s, self._bytes = 0.0, 0
-        return data
-
-    @property
-    def waited_s(self) -> float:
-        return self._waited_s + (0.0 if self._since is None else monotonic() - self._since)
-
-    @property
-    def is_slow(self) -> bool:
-        return self._bytes < self._rate_min * self.waited_s
 
 
 class Uploads:
@@ -174,14 +144,14 @@ class Uploads:
             raise
 
     @contextmanager
-    def coming(self, task: int) -> Iterator["UploadPace"]:
+    def coming(self, task: int, body: BodyReceiver) -> Iterator[UploadPace]:
         """While the body of this upload comes: at what pace."""
         slot = self._of[task]
-        slot.pace = UploadPace(self._limits.stall_s, self._limits.upload_rate_min)
+        slot.body, slot.pace = body, UploadPace(body, self._limits.stall_s, self._limits.upload_rate_min)
         try:
             yield slot.pace
         finally:
-            slot.pace = None
+            slot.body = slot.pace = None
 
     def leave(self, task: int) -> None:
         slot = self._of[task]
@@ -199,15 +169,25 @@ UPLOADS = web.AppKey("uploads", Uploads)
 
 # --- the body --------------------------------------------------------------------------------------------------------
 
+T = TypeVar("T")
 
-async def receive(request: web.Request, context: ServerContext, head: Head) -> None:
-    """Write what comes; the whole update is on the disk when this returns."""
+
+async def receive(request: web.Request, context: ServerContext, head: Head, then: Callable[[Upload], T]) -> T:
+    """Write what comes; when the whole update is on the disk, the result of `then`, which the same thread calls."""
     upload = await _opened(context, head)
+    body = BodyReceiver(head.size - head.offset, context.upload_memory, begins=head.offset == 0)
+
+    def finished(rest: memoryview) -> T:
+        upload.write(rest)
+        upload.finish(head.digest, body.whole)
+        return then(upload)
+
     try:
+        body.begin(request)
         await say_continue(request)
-        with request.app[UPLOADS].coming(head.task) as pace:
-            await _written(request, context, upload, pace)
-        await context.off_loop(upload.finish, head.digest)
+        with request.app[UPLOADS].coming(head.task, body) as pace:
+            rest = await _written(context, upload, body, pace)
+        return await context.off_loop(finished, rest)
     except (asyncio.CancelledError, ConnectionError, Refusal, RequestPayloadError):
         await context.off_loop(upload.close)
         raise
@@ -221,17 +201,20 @@ async def receive(request: web.Request, context: ServerContext, head: Head) -> N
     except InvalidValue:
         await context.off_loop(upload.abandon)
         raise
+    finally:
+        body.end()
 
 
 async def _opened(context: ServerContext, head: Head) -> Upload:
-    updates = context.run.updates
+    updates, kind = context.run.updates, kind_of(head.digest)
     try:
         if head.offset:
-            return await context.off_loop(updates.resume, head.task, head.size, head.offset)
-        return await context.off_loop(updates.begin, head.task, head.size)
+            return await context.off_loop(updates.resume, head.task, head.size, head.offset, kind)
+        return updates.begin(head.task, head.size, kind)
     except WrongOffset as error:
         raise Refusal("wrong_offset", str(error), offset=error.offset) from error
     except DiskFull as error:
+        await context.ask(lambda _: None)  # a turn of the driver, in which it sees that a checkpoint would make room
         raise Refusal("disk_full", str(error), retry_after_s=RETRY_S) from error
     except OSError as error:
         raise refusal_of("write", error) from error
@@ -242,26 +225,34 @@ async def say_continue(request: web.Request) -> None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
-async def _written(request: web.Request, context: ServerContext, upload: Upload, pace: UploadPace) -> None:
-    """Write what comes, in large pieces; what came before a cut is written too, so that it need not come again."""
-    waiting, size = list[bytes](), 0
+async def _written(context: ServerContext, upload: Upload, body: BodyReceiver, pace: UploadPace) -> memoryview:
+    """Write what comes, in large pieces, up to the last, which is returned.
+
+    What came before a cut is written too, so that it need not come again.
+    """
     try:
-        while not request.content.at_eof():
-            data = await pace.next(request.content)
-            context.metrics.received(len(data))
-            waiting.append(data)
-            size += len(data)
-            if len(waiting) >= PARTS_MAX:  # they come in crumbs
-                waiting = [b"".join(waiting)]
-            if size >= PIECE:
-                piece, waiting, size = waiting, [], 0
-                await context.off_loop(upload.write, *piece)
+        while not body.complete:
+            await pace.wait()
+            if not body.complete:
+                await _write(context, upload, body)
     except (TimeoutError, asyncio.CancelledError, ConnectionError, RequestPayloadError, PlaceLost) as error:
+        body.fail(error)
         with suppress(InvalidValue, OSError):
-            await context.off_loop(upload.write, *waiting)
+            await _write(context, upload, body)
         raise _cut(error, context) from None
-    if waiting:
-        await context.off_loop(upload.write, *waiting)
+    return _taken(context, body)
+
+
+async def _write(context: ServerContext, upload: Upload, body: BodyReceiver) -> None:
+    data = _taken(context, body)
+    if len(data):
+        await context.off_loop(upload.write, data)
+
+
+def _taken(context: ServerContext, body: BodyReceiver) -> memoryview:
+    data = body.take()
+    context.metrics.received(len(data))
+    return data
 
 
 def _cut(error: BaseException, context: ServerContext) -> BaseException:

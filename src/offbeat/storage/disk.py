@@ -134,6 +134,11 @@ class Disk:
 
     def write_whole(self, path: Path, parts: Iterable[Bytes]) -> None:
         """A file that is there whole, or not at all, whenever the power goes."""
+        self.write_unnamed(path, parts)
+        self.sync_folder(path.parent)
+
+    def write_unnamed(self, path: Path, parts: Iterable[Bytes]) -> None:
+        """The same, but its name need not be on the disk yet: the next sync of its folder brings it there."""
         temporary = _aside_of(path)
         try:
             with self.create(temporary) as output:
@@ -145,7 +150,6 @@ class Disk:
             with suppress(OSError):
                 self.remove(temporary)
             raise
-        self.sync_folder(path.parent)
 
     # --- for a subclass that watches --------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import json
 import ssl
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from math import isfinite
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -42,6 +43,8 @@ class Joined:
     state: str
     samples: int | None = None
     """What the server holds this worker to, from an earlier time."""
+    digests: list[str] | None = None
+    """The kinds of digests that it takes; an earlier version does not say, and takes SHA-256."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +87,20 @@ class Acknowledgement:
 
 def read(kind: type[T], values: Mapping[str, Any]) -> T:
     """A value of this kind from JSON; `Unreachable` where it does not fit."""
-    hints = get_type_hints(kind)
     found = {}
-    for field in fields(kind):  # type: ignore[arg-type]
-        if field.name in values:
-            found[field.name] = _typed(kind, field.name, values[field.name], hints[field.name])
-        elif field.default is MISSING:
-            raise Unreachable(f"the server's {kind.__name__} lacks {field.name!r}")
+    for name, kinds, needed in _fields_of(kind):  # type: ignore[arg-type] # every class can be hashed
+        if name in values:
+            found[name] = _typed(kind, name, values[name], kinds)
+        elif needed:
+            raise Unreachable(f"the server's {kind.__name__} lacks {name!r}")
     return kind(**found)
+
+
+@cache
+def _fields_of(kind: type) -> list[tuple[str, tuple[type, ...], bool]]:
+    """Of every field: its name, its types, and whether it must be there."""
+    hints = get_type_hints(kind)
+    return [(field.name, _kinds(hints[field.name]), field.default is MISSING) for field in fields(kind)]
 
 
 def answer_of(values: Mapping[str, Any]) -> AskAnswer:
@@ -102,8 +111,7 @@ def answer_of(values: Mapping[str, Any]) -> AskAnswer:
     return answer
 
 
-def _typed(kind: type, name: str, value: Any, hint: Any) -> Any:
-    kinds = _kinds(hint)
+def _typed(kind: type, name: str, value: Any, kinds: tuple[type, ...]) -> Any:
     if isinstance(value, bool):  # which Python counts among the whole numbers
         fits = bool in kinds
     elif isinstance(value, int | float):

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+from offbeat.core.buffer_pool import BufferPool
 from offbeat.core.layout import Layout, Model
 from offbeat.core.model_base import ModelBase
+from offbeat.digests import SHA256, chosen_digest, kind_of
 from offbeat.worker.api_answers import (
     Acknowledgement,
     AskAnswer,
@@ -89,6 +91,8 @@ class ApiClient:
     def __init__(self, http: HttpClient, hello: Hello, membership: Membership | None = None) -> None:
         self.http, self.hello = http, hello
         self._membership = membership or Membership()
+        self._pool: BufferPool | None = None
+        """Memory of models that were pulled and are not used any more."""
 
     def beside(self) -> "ApiClient":
         """The same worker over another connection, for another thread."""
@@ -104,6 +108,19 @@ class ApiClient:
     def session(self) -> str:
         """The secret that the server gave; empty before the worker has joined."""
         return self._membership.joined.session if self._membership.joined else ""
+
+    @property
+    def digest_kind(self) -> str:
+        """The kind of digest for updates: the fastest that both ends know."""
+        return chosen_digest(self._taken_kinds())
+
+    def takes(self, digest: str) -> bool:
+        """Does the server take a digest of this kind?"""
+        return kind_of(digest) in self._taken_kinds()
+
+    def _taken_kinds(self) -> list[str]:
+        told = self._membership.joined.digests if self._membership.joined else None
+        return [SHA256, *(kind for kind in told or () if isinstance(kind, str))]
 
     # --- the worker --------------------------------------------------------------------------------------------------
 
@@ -158,7 +175,9 @@ class ApiClient:
         """The model of a lease, in memory that is the caller's own."""
         if not lease.model.startswith("/v1/"):
             raise Unreachable(f"the server leased a task with model = {lease.model!r:.60}, which is no path of its own")
-        return pull(self.http, lease.model, layout, patience)
+        if self._pool is None or self._pool.size != layout.size:
+            self._pool = BufferPool(layout.size)
+        return pull(self.http, lease.model, layout, patience, self._pool.take)
 
     def heartbeat(self, task: int) -> None:
         """Say that the task is still being done: its lease is extended."""

@@ -7,8 +7,10 @@ Rules kept here:
 - A body whose length is known is received straight into the caller's memory; h11 sees only what came with its head.
 """
 
+import os
 import select
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from socket import IPPROTO_TCP, SHUT_RDWR, TCP_NODELAY, create_connection, socket
 from time import monotonic
@@ -21,6 +23,9 @@ INTERIM_MAX = 16
 """Interim answers (100 Continue) before the final one."""
 NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 READ, WRITE = select.POLLIN, select.POLLOUT
+LINE_END = b"\r\n"
+SENDS_FILES = hasattr(os, "sendfile")
+"""Can the system send a file without it passing through this process?"""
 
 
 class Connection:
@@ -75,10 +80,14 @@ class Connection:
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
-    def begin(self, request: h11.Request, until: float, body: bytes | None) -> None:
-        """Send a request; a body that is None follows with `send`, and `end` after it."""
+    def begin(self, request: h11.Request, until: float, body: bytes | None, more: bytes = b"") -> None:
+        """Send a request; a body that is None follows with `send`, and `end` after it.
+
+        `more` are lines of its head that mean nothing to HTTP itself: h11 would look at each of them for long.
+        """
         self._start()
         data = self._http.send(request)
+        data = data[: -len(LINE_END)] + more + LINE_END
         if body is not None:
             data += self._http.send(h11.Data(data=body))
             self._http.send(h11.EndOfMessage())
@@ -91,19 +100,36 @@ class Connection:
 
     def send(self, view: memoryview, until: float) -> bool:
         """Send this; False as soon as the final answer begins, or the server takes no more."""
-        while len(view):
+        return self._sent(len(view), lambda at: self._sock.send(view[at:]), until)
+
+    def send_file(self, descriptor: int, begin: int, size: int, until: float) -> bool:
+        """Send a part of a file as `send` does, from the system's own memory; not with TLS, see `sends_files`."""
+        socket_number = self._sock.fileno()
+        return self._sent(size, lambda at: os.sendfile(socket_number, descriptor, begin + at, size - at), until)
+
+    @property
+    def sends_files(self) -> bool:
+        return SENDS_FILES and not isinstance(self._sock, ssl.SSLSocket)
+
+    def _sent(self, size: int, some: Callable[[int], int], until: float) -> bool:
+        """Send with `some`, which is told how many bytes went before, and answers how many it sent."""
+        at = 0
+        while at < size:
             ready = self._ready(READ | WRITE, until)
             if ready & ~WRITE and self.answered(0.0):
                 break
             try:
-                view = view[self._sock.send(view) :]
+                count = some(at)
             except NOT_YET:
                 continue
             except ConnectionError:  # an answer that it gave before it hung up may still be there to be read
                 break
-        if len(view):
+            if not count:
+                raise EOFError
+            at += count
+        if at < size:
             self._http.send_failed()  # so that the connection is not used again
-        return not len(view)
+        return at == size
 
     # --- in ----------------------------------------------------------------------------------------------------------
 

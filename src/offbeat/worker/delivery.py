@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from offbeat.core.layout import Model
+from offbeat.digests import SHA256
 from offbeat.errors import OffbeatError
 from offbeat.task import Trained
 from offbeat.worker.api_answers import Acknowledgement, Joined, RequestRefused
@@ -46,15 +47,17 @@ class Delivery:
         self.unsent = None
 
     def keep(self, run: str, task: int, model: Model, trained: Trained, download_s: float, train_s: float) -> Finished:
-        self.unsent = self._written(lambda: self._outbox.keep(run, task, model, trained, download_s, train_s))
+        """Bring it to the disk, with a digest of the kind that the server takes."""
+        facts = (trained, download_s, train_s, self._server.client.digest_kind)
+        self.unsent = self._written(lambda: self._outbox.keep(run, task, model, *facts))
         return self.unsent
 
     def push(self, finished: Finished, *, resume: bool = False) -> None:
         """Push until the server has it, or says that it never will."""
         first = iter([resume])
-        push = self._server.client.push
+        push, self.unsent = self._server.client.push, finished
         try:
-            answer = self._server.answered(lambda: push(finished, resume=next(first, True)))
+            answer = self._server.answered(lambda: push(self._sendable(finished), resume=next(first, True)))
         except RequestRefused as refused:
             if refused.for_good:
                 raise
@@ -69,10 +72,18 @@ class Delivery:
             return
         client.http.hurry(seconds)
         with suppress(OffbeatError):
-            answer = client.push(finished, resume=True)
+            answer = client.push(self._sendable(finished), resume=True)
             self._settled(finished, answer.outcome, _words(answer), answer.head)
 
+    def _sendable(self, finished: Finished) -> Finished:
+        """The update with a digest that the server takes: it may be of an earlier version than the one before it."""
+        current = self.unsent or finished
+        if not self._server.client.takes(current.digest):
+            current = self.unsent = self._outbox.redigested(current, SHA256)
+        return current
+
     def _settled(self, finished: Finished, outcome: str, words: str, head: str = "") -> None:
+        finished = self.unsent or finished
         self._say(f"pushed {finished.task}: {words}")
         self._written(lambda: self._journal.note(finished.run, finished.task, finished.digest, outcome, head))
         self._outbox.drop(finished)

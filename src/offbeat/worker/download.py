@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from offbeat.core.layout import Layout, Model, aligned
+from offbeat.core.layout import Layout, Model, Vector, aligned
 from offbeat.errors import OffbeatError
 from offbeat.wire import (
     LENGTH_BYTES,
@@ -35,17 +35,19 @@ PROGRESS = 1 << 16
 Patience = Callable[[Unreachable | RequestRefused], None]
 """Called when it may help to try again: waits, or raises what it was given."""
 Fill = Callable[[memoryview], None]
+Memory = Callable[[], Vector]
+"""Gives a vector of the layout's size, with arbitrary contents."""
 
 
 class Changed(OffbeatError):
     """The server has another model there than the one that was begun to be read."""
 
 
-def pull(http: HttpClient, path: str, layout: Layout, patience: Patience) -> Model:
-    """The model at this path, however often the connection is cut."""
+def pull(http: HttpClient, path: str, layout: Layout, patience: Patience, memory: Memory | None = None) -> Model:
+    """The model at this path, however often the connection is cut, in memory that nobody else uses."""
     for _ in range(STARTS_MAX):
         try:
-            return read_model(Download(http, path, patience).fill, layout)
+            return read_model(Download(http, path, patience).fill, layout, memory)
         except Changed:
             continue
     raise Unreachable(f"{http.address}{path} is another model whenever it is asked for")
@@ -100,7 +102,7 @@ class Download:
             raise Changed("it was changed meanwhile")
 
 
-def read_model(fill: Fill, layout: Layout) -> Model:
+def read_model(fill: Fill, layout: Layout, memory: Memory | None = None) -> Model:
     """The model in these bytes; `LayoutMismatch` where it does not fit."""
     reader = HeaderReader(ExpectedHeader.of(layout))
     length = _next(fill, LENGTH_BYTES)
@@ -110,11 +112,12 @@ def read_model(fill: Fill, layout: Layout) -> Model:
     if header is None:
         raise BadPayload("the header ends before its end")
     check_fit(header, layout)
-    return _flat(fill, layout) if is_flat(header, layout) else _other(fill, layout, header, bytes(length + head))
+    if is_flat(header, layout):
+        return _flat(fill, layout, memory() if memory is not None else aligned(layout.size))
+    return _other(fill, layout, header, bytes(length + head))
 
 
-def _flat(fill: Fill, layout: Layout) -> Model:
-    vector = aligned(layout.size)
+def _flat(fill: Fill, layout: Layout, vector: Vector) -> Model:
     fill(vector.data.cast("B"))
     carried = {}
     for tensor in tensors_of(layout)[len(layout.slots) :]:

@@ -10,7 +10,7 @@ Rules kept here:
 import signal
 import threading
 from collections.abc import Callable
-from functools import partial
+from time import monotonic
 from typing import Self
 
 from offbeat.errors import OffbeatError
@@ -29,6 +29,8 @@ class Heartbeat:
         self._client, self._revoked = client, revoked
         self._changed = threading.Condition()
         self._task: int | None = None
+        self._since: float | None = None
+        """When that task was held first, or beaten for last; None before the first."""
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -46,8 +48,11 @@ class Heartbeat:
     def hold(self, task: int | None) -> None:
         """Beat for this task from now on; for None, not at all."""
         with self._changed:
-            self._task = task
-            self._changed.notify()
+            first, self._task, self._since = self._since is None, task, monotonic()
+            if (
+                first
+            ):  # later the thread looks by itself, soon enough: to wake it twice per task costs more than it does
+                self._changed.notify()
 
     # --- on the thread -----------------------------------------------------------------------------------------------
 
@@ -63,14 +68,16 @@ class Heartbeat:
         """The task that was held for one interval; None at the end."""
         with self._changed:
             while not self._closed:
-                task = self._task
-                every_s = None if task is None else max(SHORTEST_S, self._client.joined.heartbeat_s)
-                if not self._changed.wait_for(partial(self._over, task), every_s):
-                    return task
+                if self._since is None:
+                    self._changed.wait()
+                    continue
+                every_s = max(SHORTEST_S, self._client.joined.heartbeat_s)
+                left_s = every_s if self._task is None else self._since + every_s - monotonic()
+                if left_s <= 0:
+                    self._since = monotonic()
+                    return self._task
+                self._changed.wait(left_s)
         return None
-
-    def _over(self, task: int | None) -> bool:
-        return self._closed or self._task != task
 
     def _beat(self, task: int) -> None:
         session = self._client.joined.session

@@ -19,7 +19,7 @@ import h11
 
 from offbeat.errors import OffbeatError
 from offbeat.worker.api_answers import RequestRefused, Unreachable, object_of, reason, refusal, shown
-from offbeat.worker.connection import Connection
+from offbeat.worker.connection import LINE_END, Connection
 from offbeat.worker.other_scheme import OF_PROXIES, WORD, is_other_scheme, wrong_scheme
 from offbeat.worker.settings import Address, Timeouts
 
@@ -27,6 +27,8 @@ PIECE = 1 << 20
 JSON_MAX = 1 << 20
 """Bytes of an answer that is not a model."""
 BYTES = "application/octet-stream"
+OF_HTTP = frozenset({"Host", "Content-Length", "Expect"})
+"""The headers that decide how a request is sent."""
 
 Headers = Mapping[str, str]
 NONE: Headers = {}
@@ -144,11 +146,13 @@ class HttpClient:
     def _begun(self, method: str, path: str, headers: Headers, body: bytes | None, wait_s: float) -> Connection:
         """Send a request and wait, at most so long, until the server says something."""
         fields = {"Host": self.address.netloc, "Accept-Encoding": "identity", **self.headers, **headers}
-        request = h11.Request(method=method, target=self.address.prefix + path, headers=list(fields.items()))
+        known = [(name, value) for name, value in fields.items() if name in OF_HTTP]
+        request = h11.Request(method=method, target=self.address.prefix + path, headers=known)
+        more = b"".join(_line(name, value) for name, value in fields.items() if name not in OF_HTTP)
         while True:
             fresh, connection = self._connected()
             try:
-                connection.begin(request, self._until(self.timeouts.answer_s), body)
+                connection.begin(request, self._until(self.timeouts.answer_s), body, more)
                 connection.heard(self._until(wait_s))
             except ConnectionError:
                 if fresh:
@@ -167,15 +171,27 @@ class HttpClient:
 
     def _stream(self, connection: Connection, file: BinaryIO, size: int) -> None:
         """Send the file, unless the server answers before all is sent."""
-        piece, left = memoryview(bytearray(min(PIECE, size))), size
-        while left:
-            count = file.readinto(piece[:left])  # type: ignore[attr-defined]
-            if not count:
-                raise OffbeatError(f"{getattr(file, 'name', 'the file')} is shorter than it was; remove it")
-            if not connection.send(piece[:count], self._until(self.timeouts.piece_s)):
-                return
-            left -= count
-        connection.end(size)
+        try:
+            if all(self._pieces_sent(connection, file, size)):
+                connection.end(size)
+        except EOFError:
+            raise OffbeatError(f"{getattr(file, 'name', 'the file')} is shorter than it was; remove it") from None
+
+    def _pieces_sent(self, connection: Connection, file: BinaryIO, size: int) -> Iterator[bool]:
+        """Send the next bytes of a file, each piece in its time; False where the server takes no more."""
+        begin, at = file.tell(), 0
+        straight = connection.sends_files and _descriptor_of(file) is not None
+        piece = memoryview(bytearray(0 if straight else min(PIECE, size)))
+        while at < size:
+            count, until = min(PIECE, size - at), self._until(self.timeouts.piece_s)
+            if straight:
+                yield connection.send_file(file.fileno(), begin + at, count, until)
+            else:
+                count = file.readinto(piece[:count])  # type: ignore[attr-defined]
+                if not count:
+                    raise EOFError
+                yield connection.send(piece[:count], until)
+            at += count
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -197,6 +213,22 @@ class HttpClient:
         if body is None:
             raise Unreachable(f"{self.address} answers, but not as an Offbeat server does: {shown(text) or 'nothing'}")
         return body
+
+
+def _line(name: str, value: str) -> bytes:
+    """A line of a request's head; what could end the line, or the head, is refused."""
+    text = f"{name}: {value}"
+    if not (text.isascii() and text.isprintable()):
+        raise h11.LocalProtocolError(f"the header {name!r:.60} has signs that no header may have")
+    return text.encode("ascii") + LINE_END
+
+
+def _descriptor_of(file: BinaryIO) -> int | None:
+    """Of a file of the system; others have none."""
+    try:
+        return file.fileno()
+    except OSError:
+        return None
 
 
 def _headers_of(response: h11.Response) -> Headers:

@@ -10,7 +10,6 @@ Rules kept here:
 """
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -18,11 +17,12 @@ import secrets
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from offbeat.core.layout import Model
+from offbeat.digests import SHA256, Hasher, digest_of_file, holds
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.storage.disk import Bytes, Disk, cannot_write
 from offbeat.storage.json_file import plain
@@ -40,6 +40,8 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 HALF_MAX = 1 << 16
 """Bytes at the end of a journal in which its last whole line must end."""
 LINE = b'{"run": '
+PIECE = 1 << 20
+"""Bytes that are hashed and then written, while they are in the processor's cache."""
 
 
 class OutboxFull(OffbeatError):
@@ -55,7 +57,7 @@ class Finished:
     run: str
     task: int
     digest: str
-    """sha256 of those bytes, in hexadecimal."""
+    """Of those bytes; it says its kind."""
     size: int
     samples: int
     gradients: int
@@ -69,9 +71,13 @@ class Finished:
     def record(self) -> Path:
         return self.path.with_suffix(RECORD)
 
+    def facts(self) -> dict[str, Any]:
+        """Everything but where it lies."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "path"}
+
     def opened(self, offset: int) -> BinaryIO:
         try:
-            file = self.path.open("rb")
+            file = self.path.open("rb", buffering=0)
         except OSError as error:
             raise _cannot_read(self.path, error) from error
         file.seek(offset)
@@ -106,9 +112,19 @@ class Outbox:
     # --- updates -----------------------------------------------------------------------------------------------------
 
     def keep(
-        self, run: str, task: int, model: Model, trained: Trained, download_s: float = 0.0, train_s: float = 0.0
+        self,
+        run: str,
+        task: int,
+        model: Model,
+        trained: Trained,
+        download_s: float = 0.0,
+        train_s: float = 0.0,
+        kind: str = SHA256,
     ) -> Finished:
-        """Bring an update to the disk, where it stays until it is dropped or a newer one is kept."""
+        """Bring an update to the disk, where it stays until it is dropped or a newer one is kept.
+
+        `kind` is that of the digest with which it will be sent.
+        """
         path = self._vector(run, task)
         before = self._records()
         if path in before:  # the same task again: a record must never stand beside another vector
@@ -116,18 +132,24 @@ class Outbox:
         order = 1 + max((order for order, _ in before.values()), default=0)
         try:
             with _writing(path):
-                digest, size = self._write(path, model)
+                digest, size = self._write(path, model, kind)
                 facts = (digest, size, *trained, model.layout.fingerprint, download_s, train_s)
                 finished = Finished(path, run, task, *facts)
-                record = plain({"order": order, **asdict(finished)})
-                del record["path"]
-                self.disk.write_whole(finished.record, [json.dumps(record, allow_nan=False).encode()])
+                self._write_record(finished, order)
         except BaseException:
             self._forget(path)
             raise
         for other in before:
             self._forget(other)
         return finished
+
+    def redigested(self, finished: Finished, kind: str) -> Finished:
+        """The same update with a digest of another kind, on the disk as well."""
+        with _writing(finished.record):
+            order = self._records()[finished.path][0]
+            again = replace(finished, digest=digest_of_file(finished.path, kind))
+            self._write_record(again, order)
+        return again
 
     def held(self) -> Finished | None:
         """The update that the server has not acknowledged, if there is one; leftovers are removed."""
@@ -146,13 +168,23 @@ class Outbox:
         with _writing(finished.path):
             self._remove(finished.path)
 
-    def _write(self, path: Path, model: Model) -> tuple[str, int]:
-        digest = hashlib.sha256()
+    def _write(self, path: Path, model: Model, kind: str) -> tuple[str, int]:
+        """In one pass; its name reaches the disk together with that of its record, which is nothing without it."""
         parts: tuple[Bytes, ...] = (header_of(model.layout), *body_of(model))
-        for part in parts:
-            digest.update(part)
-        self.disk.write_whole(path, parts)
-        return digest.hexdigest(), sum(len(part) for part in parts)
+        hasher = Hasher(kind)
+
+        def hashed() -> Iterator[Bytes]:
+            for part in [memoryview(given) for given in parts]:
+                for start in range(0, len(part), PIECE):
+                    hasher.update(part[start : start + PIECE])
+                    yield part[start : start + PIECE]
+
+        self.disk.write_unnamed(path, hashed())
+        return hasher.text(), sum(len(part) for part in parts)
+
+    def _write_record(self, finished: Finished, order: int) -> None:
+        record = plain({"order": order, **finished.facts()})
+        self.disk.write_whole(finished.record, [json.dumps(record, allow_nan=False).encode()])
 
     def _remove(self, vector: Path) -> None:
         """The record is gone from the disk before the vector goes: at no moment does a record lack its vector."""
@@ -203,10 +235,9 @@ class Outbox:
         try:
             with finished.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                file.seek(0)
                 if size != finished.size:
                     return self._damaged(finished.path, f"has {size} bytes, not {finished.size}, and was removed")
-                if hashlib.file_digest(file, "sha256").hexdigest() != finished.digest:
+                if not holds(finished.path, finished.digest):
                     return self._damaged(finished.path, "is not what was written, by its digest, and was removed")
         except FileNotFoundError:
             return self._damaged(finished.path, "is missing, and its record was removed")
