@@ -25,8 +25,6 @@ from offbeat.wire import unload
 MixOrder = MixUpdate | PublishVersion
 PASS_MAX = 8
 """Updates mixed in one pass: more gain nothing, and pulls would wait longer for a version."""
-SPARE_MAX = 2
-"""Free buffers that are kept: readers of several versions may end together, and fresh memory is dear."""
 
 
 class Mixed(NamedTuple):
@@ -58,7 +56,7 @@ class Mixer:
         self.w, self.x = w, x
         self._updater, self._update_of, self._version_of = updater, update_of, version_of
         self._done, self._on_pass = done, on_pass
-        self._pool = BufferPool(w.layout.size, SPARE_MAX)
+        self._pool = BufferPool(w.layout.size)
         self._orders: SimpleQueue[MixOrder | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._live, name="mixer", daemon=True)
 
