@@ -183,7 +183,7 @@ def test_a_run_that_another_process_writes_is_left_to_it(spec: Path, tmp_path: P
     lock = Lock.take(folder / ".lock")
     failures = run(spec, tmp_path / "out", StandIn(6))
     lock.release()
-    assert [(failure.method, failure.seed) for failure in failures] == [("fast", 1)]
+    assert [(failure.method, failure.seed) for failure in failures] == [("fast", 1)], failures
     assert "is being written by another process" in failures[0].message
     assert len(bits(tmp_path / "out")) == 5
 

@@ -82,8 +82,7 @@ class Coordinator:
         if event.at < self.at:
             raise InvariantBroken(f"the clock went back from {self.at} to {event.at}: {event}")
         self.at = event.at
-        commands: list[Command] = []
-        self._commands = commands
+        self._commands = commands = list[Command]()
         self._story.append((event, commands))
         if event.at >= self.plan.until_s:  # all else that can end a run is looked at where it changes
             self.end_if_enough()
@@ -137,7 +136,7 @@ class Coordinator:
         return self._settled(trigger=not self.awaits)
 
     def _settled(self, *, trigger: bool) -> list[Command]:
-        """What follows from every change: tasks that can be given out now, the end, the next waking."""
+        """What follows from a change: tasks that can be given out now, the end, the next waking."""
         if self.end_reason:
             self._finish_if_done()
         elif trigger and self.dispatcher.idle:
@@ -333,10 +332,8 @@ class Coordinator:
 
     def _wake_next(self) -> None:
         """Ask to be woken at the next moment that matters, unless an earlier waking is on its way."""
-        if self.end_reason:
-            return
         due = min(self.dispatcher.next_due(self.at), self.plan.until_s)
-        if self.at < due < self.woken_at:
+        if self.at < due < self.woken_at and not self.end_reason:
             self.woken_at = due
             self._commands.append(messages.WakeAt(due))
 

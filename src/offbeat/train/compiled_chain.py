@@ -7,6 +7,7 @@ Rules kept here:
   is compared with torch's before it is used. A device whose samples do not fit the loop is trained by the task itself.
 """
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -106,6 +107,10 @@ def _draw_many(trainings: Sequence[Drawing]) -> list[Batches]:
 def _threads(most: int) -> ThreadPoolExecutor:
     """Kept for all trainings of this process: to start a thread takes as long as two of the smallest ones."""
     return ThreadPoolExecutor(most, "training")
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no forks
+    os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not live on in a fork
 
 
 def _tables(drawn: Sequence[Drawn], begins: Sequence[int]) -> tuple[Array, Array, Array, Array]:
