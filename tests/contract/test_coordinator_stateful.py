@@ -395,14 +395,17 @@ class Watched:
         if event.task in self.answers:
             return [replace(self.answers[event.task], repeated=True)]
         outcome = self.outcome(event, self.decided - self.sent[event.task].tau)
-        if outcome is Outcome.BUSY:
-            return [answer(outcome, retry_after_s=self.plan.retry_after_s)]
         outcomes = [outcome, Outcome.TOO_STALE] if self.squeezes(event, outcome) else [outcome]
-        return [answer(outcome, self.decision(event, outcome)) for outcome in outcomes]
+        return [
+            answer(outcome, retry_after_s=self.plan.retry_after_s)
+            if outcome is Outcome.BUSY
+            else answer(outcome, self.decision(event, outcome))
+            for outcome in outcomes
+        ]
 
     def squeezes(self, event: UpdateArrived, outcome: Outcome) -> bool:
         """A late push may be refused under `pace` for the sake of the open leases: nobody counted on it any more."""
-        paced = self.plan.staleness_policy == "pace" and outcome is Outcome.APPLIED
+        paced = self.plan.staleness_policy == "pace" and outcome in (Outcome.APPLIED, Outcome.BUSY)
         return paced and self.is_late(event.task) and bool(self.open)
 
     def is_late(self, task: int) -> bool:
