@@ -14,6 +14,7 @@ Rules kept here:
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from time import monotonic
 from typing import Any, cast
 from weakref import finalize
@@ -68,13 +69,23 @@ class UploadMemory:
 class BodyReceiver(asyncio.BufferedProtocol):
     """Receives one body; `take` gives what came since the last time."""
 
-    def __init__(self, size: int, memory: UploadMemory, *, begins: bool = True) -> None:
-        """`size` bytes are to come; they are an update from its first byte on where it `begins` here."""
+    def __init__(
+        self,
+        size: int,
+        memory: UploadMemory,
+        *,
+        begins: bool = True,
+        on_received: Callable[[int], None] = lambda _bytes: None,
+    ) -> None:
+        """`size` bytes are to come; they are an update from its first byte on where it `begins` here.
+
+        `on_received` hears how many bytes came, as they come.
+        """
         self.received, self.latest = 0, monotonic()
         """How many came, and when the latest did."""
         self.whole = memory.whole(size) if begins else None
         """All of it in one piece, where there is room for that."""
-        self._size, self._memory = size, memory
+        self._size, self._memory, self._on_received = size, memory, on_received
         self._view = self.whole if self.whole is not None else memory.piece()
         self._at = self._taken = 0
         """In `_view`: how far it is filled, and how much of it was taken."""
@@ -173,6 +184,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
         self._at += nbytes
         self.received += nbytes
         self.latest = monotonic()
+        self._on_received(nbytes)
         if self.complete and self._connection is not None and self._payload is not None:
             self._connection.body_received(self._payload)
             self.end()
@@ -223,3 +235,4 @@ class BodyReceiver(asyncio.BufferedProtocol):
             self._view[self._at : self._at + len(data)] = data
         self._at += len(data)
         self.received += len(data)
+        self._on_received(len(data))

@@ -175,7 +175,12 @@ T = TypeVar("T")
 async def receive(request: web.Request, context: ServerContext, head: Head, then: Callable[[Upload], T]) -> T:
     """Write what comes; when the whole update is on the disk, the result of `then`, which the same thread calls."""
     upload = await _opened(context, head)
-    body = BodyReceiver(head.size - head.offset, context.upload_memory, begins=head.offset == 0)
+    body = BodyReceiver(
+        head.size - head.offset,
+        context.upload_memory,
+        begins=head.offset == 0,
+        on_received=context.metrics.received,
+    )
 
     def finished(rest: memoryview) -> T:
         upload.write(rest)
@@ -240,19 +245,13 @@ async def _written(context: ServerContext, upload: Upload, body: BodyReceiver, p
         with suppress(InvalidValue, OSError):
             await _write(context, upload, body)
         raise _cut(error, context) from None
-    return _taken(context, body)
+    return body.take()
 
 
 async def _write(context: ServerContext, upload: Upload, body: BodyReceiver) -> None:
-    data = _taken(context, body)
+    data = body.take()
     if len(data):
         await context.off_loop(upload.write, data)
-
-
-def _taken(context: ServerContext, body: BodyReceiver) -> memoryview:
-    data = body.take()
-    context.metrics.received(len(data))
-    return data
 
 
 def _cut(error: BaseException, context: ServerContext) -> BaseException:
