@@ -251,7 +251,8 @@ def _of_lease(lease: Lease) -> tuple[object, ...]:
     if lease.local_iterations is None and lease.gamma is None:
         return who
     iterations = None if lease.local_iterations is None else int(lease.local_iterations)
-    return (*who, iterations, None if lease.gamma is None or isnan(lease.gamma) else float(lease.gamma))
+    # + 0.0 as for coefficients: what SQLite would change is changed before it is chained
+    return (*who, iterations, None if lease.gamma is None or isnan(lease.gamma) else float(lease.gamma) + 0.0)
 
 
 def _detail(**facts: object) -> str:
