@@ -29,7 +29,7 @@ import numpy as np
 from benchmarks.unsynced import without_fsync
 from offbeat.core.kernel import Updater
 from offbeat.core.layout import Model, layout_from
-from offbeat.digests import Hasher, known_digests
+from offbeat.digests import Hasher, digest_of_file, known_digests
 from offbeat.errors import OffbeatError
 from offbeat.method import Method, method_of
 from offbeat.protocol.messages import Lease, MixUpdate, SendTask, TaskRequested, WorkerJoined
@@ -41,7 +41,7 @@ from offbeat.server.update_store import UpdateStore
 from offbeat.server.verify import sentence, verify
 from offbeat.server.version_store import VersionStore
 from offbeat.settings import Settings
-from offbeat.storage.disk import Bytes, Disk, file_digest
+from offbeat.storage.disk import Bytes, Disk
 from offbeat.storage.json_file import read_json, write_json
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import as_decision
@@ -82,7 +82,7 @@ def make(folder: Path, rule: str, updates: int, floats: int) -> None:
     method = _method(rule, updates)
     Disk().write_whole(folder / X_0, [header_of(x_0.layout), *body_of(x_0)])
     write_json(folder / SETTINGS, {"served": True, "rule": rule})
-    write_json(folder / "run.json", {"run": "benchmark", "x_0_sha256": file_digest(folder / X_0)})
+    write_json(folder / "run.json", {"run": "benchmark", "x_0_sha256": digest_of_file(folder / X_0)})
     ServedRun.begin(folder, x_0, method, Disk())
     outside = FetchedLeases()
     limits = ServerSettings(checkpoint_every=CHECKPOINT_EVERY, keep_updates="all")

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from offbeat.core.layout import Model
+from offbeat.digests import digest_of_file
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.protocol.messages import VersionPublished
 from offbeat.storage import run_folder
-from offbeat.storage.disk import file_digest
 from offbeat.storage.json_file import DIGEST, plain, read_json, write_json
 from offbeat.storage.model_file import save_models
 from offbeat.storage.run_folder import FINAL, RunFolder
@@ -255,7 +255,12 @@ def test_a_finished_run_can_be_read(tmp_path: Path) -> None:
         with reader.ledger() as ledger:  # flushed before the run was called finished
             assert ledger.count() == 1
     assert reader.settings == plain(SETTINGS)
-    assert reader.summary == {"t": 3, "loss": "nan", "accuracy": 0.5, "file_sha256": file_digest(reader.path / FINAL)}
+    assert reader.summary == {
+        "t": 3,
+        "loss": "nan",
+        "accuracy": 0.5,
+        "file_sha256": digest_of_file(reader.path / FINAL),
+    }
     assert reader.model(X.layout).vector.tobytes() == X.vector.tobytes()
     assert files(reader.path) == ["ledger.sqlite", "settings.json", "summary.json", "x.safetensors"]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.core.layout import Layout, layout_from
+from offbeat.digests import digest_of_file
 from offbeat.errors import InvalidValue
 from offbeat.storage.checkpoints import damaged_checkpoints
-from offbeat.storage.disk import file_digest
 from offbeat.storage.json_file import read_json
 from offbeat.storage.model_file import refuse_damaged
 from offbeat.storage.run_folder import BEST, CHECKPOINT, FINAL, SETTINGS, SUMMARY, X_0
@@ -52,7 +52,7 @@ def _unlike(folder: Path, facts: Mapping[str, Mapping[str, Any]]) -> Iterator[st
             continue
         if not (folder / name).is_file():
             yield f"{folder / name} is missing; restore it from a copy"
-        elif file_digest(folder / name) != digest:
+        elif digest_of_file(folder / name) != digest:
             yield f"{folder / name} is not the file that the run wrote; restore it from a copy"
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.core.layout import Layout, Model
+from offbeat.digests import digest_of_file
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.hosting.task_host import TaskDescription
 from offbeat.hosting.task_identity import TaskNames, identities, names_in
@@ -31,7 +32,7 @@ from offbeat.server.capture import forget_held
 from offbeat.server.served_run import ServedRun
 from offbeat.settings import Settings
 from offbeat.storage.backup_marker import BackupMarker, named_fork
-from offbeat.storage.disk import Disk, file_digest
+from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import read_json, sealed
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.run_folder import LEDGER, SETTINGS, X_0, RunFolder
@@ -169,7 +170,7 @@ def _first(path: Path, settings: Settings, process: TaskProcess, x_0: Path | Non
             _keep(path / X_0, _model(x_0, layout), disk)
         model = _model(path / X_0, layout)
         facts: dict[str, Any] = {"run": secrets.token_hex(8), "about": asdict(about), "silent_s": silent_s}
-        facts |= {"x_0_sha256": file_digest(path / X_0)}
+        facts |= {"x_0_sha256": digest_of_file(path / X_0)}
         disk.write_whole(path / RUN, [sealed(json.dumps(facts, indent=2))])
         ServedRun.begin(path, model, method, disk)
     except BaseException:

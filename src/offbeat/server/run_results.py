@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.core.layout import Model
+from offbeat.digests import digest_of_file
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.wanted import evaluation_of
 from offbeat.server.served_run import ServedRun
 from offbeat.server.views import counts
-from offbeat.storage.disk import Disk, file_digest
+from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import write_json
 from offbeat.storage.run_folder import FINAL, SUMMARY
 from offbeat.storage.sealed_model import sealed_parts
@@ -32,7 +33,7 @@ def write_results(folder: Path, run: ServedRun, staleness: Mapping[str, Any], ab
     if x is None:  # the run reached its target in a version that was gone when that was known
         x, facts = newest, facts | {"result_t": facts["t"]}
     Disk().write_whole(folder / FINAL, sealed_parts(x, {"t": str(facts["result_t"])}))
-    about = {**about, "dir": str(folder), "file_sha256": file_digest(folder / FINAL)}
+    about = {**about, "dir": str(folder), "file_sha256": digest_of_file(folder / FINAL)}
     write_json(folder / SUMMARY, _summary(facts, x, staleness, about))
 
 

@@ -76,7 +76,7 @@ class CurveRecorder:
                 self.fold  # noqa: B018 (folds what waits)
         if what is UpdateArrived:
             self.arrived += 1
-        elif what is Evaluated and isinstance(event, Evaluated):
+        elif isinstance(event, Evaluated):
             at, travelled = self._evaluating.pop(event.t, (event.at, self.sent + self.arrived))
             self._measured.append((event.t, at, travelled, event.metrics))
         for command in commands:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offbeat.core.layout import Layout, Model
+from offbeat.digests import digest_of_file
 from offbeat.errors import InvalidValue, OffbeatError
-from offbeat.storage.disk import Bytes, Disk, file_digest
+from offbeat.storage.disk import Bytes, Disk
 from offbeat.storage.json_file import sealed, unsealed
 from offbeat.wire import BadPayload, body_of, header_of, mapped
 
@@ -49,7 +50,7 @@ def damaged_checkpoints(folder: Path) -> Iterator[str]:
             vectors: dict[str, str] = unsealed(file.read_bytes())["vectors"]
             for name, digest in vectors.items():
                 path = file.with_name(f"{file.stem}.{name}.safetensors")
-                if file_digest(path) != digest and file.exists():
+                if digest_of_file(path) != digest and file.exists():
                     yield f"checkpoint {file.stem} is damaged: {path} does not hold what was written"
         except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
             if file.exists():
@@ -95,7 +96,7 @@ class Checkpoints:
 
     def _read(self, file: Path, digest: str) -> Model:
         """A vector, mapped: it takes no memory of ours until a newer one takes its place."""
-        if file_digest(file) != digest:
+        if digest_of_file(file) != digest:
             raise BadPayload(f"{file} does not hold what was written")
         return mapped(file, self.layout)
 

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from offbeat.core.layout import Layout, Model
+from offbeat.digests import digest_of_file
 from offbeat.errors import InvalidValue
-from offbeat.storage.disk import cannot_write, file_digest, is_leftover, sync
+from offbeat.storage.disk import cannot_write, is_leftover, sync
 from offbeat.storage.json_file import plain, read_json, write_json
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.lock import Lock, is_held
@@ -143,9 +144,9 @@ class RunFolder:
         if best is not None:
             save_model(self.path / BEST, best, {"t": str(results["best_t"])})
         save_model(self.path / FINAL, x, {} if t is None else {"t": str(t)})
-        results["file_sha256"] = file_digest(self.path / FINAL)
+        results["file_sha256"] = digest_of_file(self.path / FINAL)
         if tables or beside:
-            results["files_sha256"] = {name: file_digest(self.path / name) for name in (*tables, *beside)}
+            results["files_sha256"] = {name: digest_of_file(self.path / name) for name in (*tables, *beside)}
         write_json(self.path / SUMMARY, results)
         if not keep_checkpoint:
             self.checkpoint_path.unlink(missing_ok=True)

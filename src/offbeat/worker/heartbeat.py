@@ -49,9 +49,7 @@ class Heartbeat:
         """Beat for this task from now on; for None, not at all."""
         with self._changed:
             first, self._task, self._since = self._since is None, task, monotonic()
-            if (
-                first
-            ):  # later the thread looks by itself, soon enough: to wake it twice per task costs more than it does
+            if first:  # later the thread looks by itself, soon enough: to wake it costs more than its heartbeats do
                 self._changed.notify()
 
     # --- on the thread -----------------------------------------------------------------------------------------------
