@@ -27,8 +27,8 @@ from offbeat.sim.plane import Plane
 from offbeat.storage.fold import RunFold
 from offbeat.storage.ledger import Ledger
 from offbeat.tasks.digits import digits
-from offbeat.train.compiled_chain import Chain
-from offbeat.train.lanes import SamplePool
+from offbeat.train.chain import Chain
+from offbeat.train.samples import SamplePool
 
 PIECES: tuple[tuple[str, type, str], ...] = (
     ("decisions: the coordinator", Coordinator, "handle"),

@@ -21,7 +21,7 @@ from offbeat.core.kernel import Updater
 from offbeat.core.layout import Layout, Model, Vector
 from offbeat.task import solve, start
 from offbeat.torch import Task
-from offbeat.train.solver import keyed
+from offbeat.train.sgd import keyed
 from tests.contract.schedule import Arrival, Local, lagged, run, same_bits
 
 SEED = 5

@@ -213,6 +213,7 @@ def test_the_worker_takes_the_step_of_the_paper() -> None:
 
 def test_the_worker_and_the_solver_agree() -> None:
     torch = pytest.importorskip("torch")
+    from offbeat.train.sgd import take_step
     from offbeat.train.solver import Solver
 
     slope, optimum, x_tau = quadratic(50)
@@ -221,7 +222,7 @@ def test_the_worker_and_the_solver_agree() -> None:
     x = torch.from_numpy(x_tau.copy())
     for _ in range(9):
         gradients = torch.from_numpy(slope) * (x - torch.from_numpy(optimum))
-        Solver(gamma=0.13, rho=0.7).step(x, gradients, torch.from_numpy(x_tau))
+        take_step(Solver(gamma=0.13, rho=0.7), x, gradients, torch.from_numpy(x_tau))
     np.testing.assert_allclose(x_new, x.numpy(), rtol=0, atol=1e-6)
 
 

@@ -22,7 +22,7 @@ from tests.simulation.comparing import change, written
 def run(folder: Path, part: str = "", **options: Any) -> list[Failure]:
     """Run the whole comparison as one share, in `folder / out`."""
     spec = Spec.read(written(folder, part))
-    return run_share(spec.task, spec.entries(folder / "out"), **options)
+    return run_share(ExecutorPool(spec.task), spec.entries(folder / "out"), **options)
 
 
 def bits(folder: Path) -> dict[str, str]:
@@ -88,7 +88,7 @@ def test_a_run_that_fails_is_noted_and_the_others_go_on(
     (tmp_path / told).unlink()
     spec = Spec.read(tmp_path / "spec.toml")
     again = [entry for entry in spec.entries(tmp_path / "out") if entry.seed == 2]
-    assert run_share(spec.task, again) == []
+    assert run_share(ExecutorPool(spec.task), again) == []
     assert bits(tmp_path) == whole
 
 
@@ -124,7 +124,7 @@ def test_nothing_is_trained_any_more_for_a_run_that_failed(tmp_path: Path, monke
     spec = written(tmp_path, ":many")
     change(spec, ('reach = "slow"\n', ""), ('[methods.slow]\nrule = "fedavg:3"\nepochs = 4\n', ""))
     read = Spec.read(spec)
-    assert [failure.message for failure in run_share(read.task, read.entries(tmp_path / "out"))] == [
+    assert [failure.message for failure in run_share(ExecutorPool(read.task), read.entries(tmp_path / "out"))] == [
         "ValueError: enough"
     ]
     assert set(later) == {1, 3}

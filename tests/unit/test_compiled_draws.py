@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from offbeat.task import Work
 from offbeat.train import compiled_draws
 from offbeat.train.compiled_draws import draw_many
-from offbeat.train.lanes import Batches, Drawing, draw_one_by_one
+from offbeat.train.samples import Batches, Drawing, draw_one_by_one
 from offbeat.train.solver import SORTED_SAMPLES_MAX, Solver
 
 KEYS = st.integers(0, 2**32 - 1) | st.integers(0, 2**64)

@@ -15,8 +15,9 @@ import offbeat.torch
 from offbeat.core.layout import Model, Vector
 from offbeat.errors import InvalidValue, LayoutMismatch
 from offbeat.task import Trained, Work, solve, start
-from offbeat.train.lanes import SamplePool
-from offbeat.train.solver import SORTED_SAMPLES_MAX, Batch, Solver, keyed, stream
+from offbeat.train.samples import SamplePool, Samples
+from offbeat.train.sgd import Batch, keyed
+from offbeat.train.solver import SORTED_SAMPLES_MAX, Solver, stream
 from offbeat.train.stacked import lanes_for
 
 LANES = lanes_for(parameters=66)
@@ -384,14 +385,18 @@ def test_data_are_asked_for_once_and_no_more_than_the_limit_is_kept(monkeypatch:
 
 
 def test_a_pool_holds_so_many_devices() -> None:
-    pool = SamplePool(classes, devices_max=3)
+    def loaded(device: int) -> Samples:
+        inputs, targets = classes(device)
+        return inputs.numpy(), targets.numpy()
+
+    pool = SamplePool(loaded, devices_max=3)
     for devices in ([0, 1, 2], [1, 3], [4, 5, 6], [6, 6, 4]):
         for device, begin in zip(devices, pool.begins(devices), strict=True):
-            inputs, targets = classes(device)
-            assert torch.equal(pool.tensors[0][begin : begin + len(inputs)], inputs)
-            assert torch.equal(pool.tensors[1][begin : begin + len(inputs)], targets)
+            inputs, targets = loaded(device)
+            assert np.array_equal(pool.arrays[0][begin : begin + len(inputs)], inputs)
+            assert np.array_equal(pool.arrays[1][begin : begin + len(inputs)], targets)
             assert pool.place(device) == (begin, len(inputs))
-    assert len(pool.tensors[0]) < 2 * sum(SIZES)
+    assert len(pool.arrays[0]) < 2 * sum(SIZES)
 
 
 # --- what cannot be ---------------------------------------------------------------------------------------------------
@@ -503,7 +508,7 @@ def test_classes_that_cross_entropy_ignores_are_refused() -> None:
 
 def test_samples_of_another_kind_are_refused() -> None:
     task = task_of(data=lambda device: images(device) if device == 2 else classes(device))
-    with pytest.raises(InvalidValue, match=r"a sample of device 2 is torch.float32\[5, 2\], others are"):
+    with pytest.raises(InvalidValue, match=r"a sample of device 2 is float32\[5, 2\], others are"):
         together(task, start(task, 0), [Work(0), Work(2)])
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import offbeat.torch
 from offbeat.core.layout import Model, Vector
 from offbeat.task import Work, solve, start
-from offbeat.train.solver import keyed, one_thread
+from offbeat.train.sgd import keyed, one_thread
 
 WORK = Work(device=1, number=2, seed=3)
 OTHERS = [Work(device=0, number=2, seed=3), Work(device=1, number=1, seed=3), Work(device=1, number=2, seed=4)]

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from offbeat.errors import InvalidValue
 from offbeat.train.flat import FlatModule
-from offbeat.train.solver import PART, Batch, Solver
+from offbeat.train.sgd import PART, Batch, solve_proximal, take_step
+from offbeat.train.solver import Solver
 
 SAMPLES = st.integers(1, 60)
 SIZES = st.integers(1, 25)
@@ -71,7 +72,7 @@ def test_the_steps_are_those_of_plain_sgd(
 ) -> None:
     solver = Solver(0.2, rho, weight_decay, clip, batch_size=5, **work)
     flat = flat_of(network())
-    iterations, mean = solver.solve(flat, loss, batches(solver), flat.parameters.clone())
+    iterations, mean = solve_proximal(solver, flat, loss, batches(solver), flat.parameters.clone())
     expected, seen = plain_sgd(network(), solver)
     assert torch.allclose(flat.parameters, expected, rtol=0, atol=3e-6)
     assert iterations == len(seen) == 20
@@ -80,7 +81,7 @@ def test_the_steps_are_those_of_plain_sgd(
 
 def test_one_step_worked_out_by_hand() -> None:
     x, gradient, x_tau = torch.tensor([3.0, 4.0]), torch.tensor([6.0, 8.0]), torch.tensor([1.0, 0.0])
-    Solver(gamma=0.5, rho=0.25, weight_decay=2.0, clip=5.0).step(x, gradient, x_tau)
+    take_step(Solver(gamma=0.5, rho=0.25, weight_decay=2.0, clip=5.0), x, gradient, x_tau)
     # clipped [3, 4], decayed [9, 12]; x - 0.5 * ([9, 12] + 0.25 * [2, 4])
     assert x.tolist() == [-1.75, -2.5]
     assert x_tau.tolist() == [1.0, 0.0]
@@ -88,7 +89,7 @@ def test_one_step_worked_out_by_hand() -> None:
 
 def test_a_gradient_within_the_clip_is_left_alone() -> None:
     x, gradient = torch.zeros(2), torch.tensor([3.0, 4.0])
-    Solver(gamma=1.0, rho=0.0, clip=5.0).step(x, gradient, torch.zeros(2))
+    take_step(Solver(gamma=1.0, rho=0.0, clip=5.0), x, gradient, torch.zeros(2))
     assert x.tolist() == [-3.0, -4.0]
 
 
@@ -96,14 +97,14 @@ def test_without_a_gradient_x_tau_is_left_exactly_alone() -> None:
     x_tau = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     x = x_tau.clone()
     for _ in range(50):
-        Solver(gamma=0.3, rho=0.7).step(x, torch.zeros(1000), x_tau)
+        take_step(Solver(gamma=0.3, rho=0.7), x, torch.zeros(1000), x_tau)
     assert torch.equal(x, x_tau)
 
 
 def test_the_proximal_term_pulls_to_x_tau() -> None:
     x, x_tau = torch.full((4,), 5.0), torch.ones(4)
     for _ in range(200):
-        Solver(gamma=0.5, rho=0.5).step(x, torch.zeros(4), x_tau)
+        take_step(Solver(gamma=0.5, rho=0.5), x, torch.zeros(4), x_tau)
     assert torch.allclose(x, x_tau)
 
 
@@ -111,13 +112,13 @@ def test_gradients_do_not_pile_up_over_trainings() -> None:
     solver = Solver(batch_size=5, local_iterations=3)
     flat = flat_of(network())
     flat.gradients.fill_(1e6)
-    solver.solve(flat, loss, batches(solver), flat.parameters.clone())
+    solve_proximal(solver, flat, loss, batches(solver), flat.parameters.clone())
     assert torch.allclose(flat.parameters, plain_sgd(network(), solver)[0], rtol=0, atol=1e-6)
 
 
 def test_training_switches_the_module_to_train_mode() -> None:
     solver, flat = Solver(local_iterations=1), flat_of(network().eval())
-    solver.solve(flat, loss, batches(solver), flat.parameters.clone())
+    solve_proximal(solver, flat, loss, batches(solver), flat.parameters.clone())
     assert flat.module.training
 
 
@@ -198,6 +199,6 @@ def test_a_step_in_parts_has_the_bits_of_one_over_whole_vectors_and_clears_the_g
         slopes.mul_(clip / norm)
     slopes.add_(whole, alpha=0.01)
     whole.lerp_(x_tau, 0.1 * 0.3).add_(slopes, alpha=-0.1)
-    Solver(gamma=0.1, rho=0.3, weight_decay=0.01, clip=clip).step(x, gradients, x_tau)
+    take_step(Solver(gamma=0.1, rho=0.3, weight_decay=0.01, clip=clip), x, gradients, x_tau)
     assert torch.equal(x, whole)
     assert not gradients.any()

@@ -250,3 +250,10 @@ def _refuse_overlap(arrays: Mapping[str, Array]) -> None:
 def _some(names: Collection[Any]) -> str:
     shown = [str(name) for name in names][:5]
     return ", ".join(shown) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def same_layout(ours: Layout, theirs: Layout) -> Layout:
+    """Their layout, which must equal ours; a caller that keeps it compares the next one by identity."""
+    if theirs is not ours and theirs != ours:
+        raise LayoutMismatch("this model has another layout than the task's module; was it made by another task?")
+    return theirs

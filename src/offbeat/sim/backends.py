@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from offbeat.errors import InvalidValue
 from offbeat.hosting.child import Child, listen_to_signals, signals_blocked
+from offbeat.sim.choose import CarriedTasks, ExecutorPool
 from offbeat.sim.lockstep import Failure, Tell, run_share
 from offbeat.sim.on_ray.cluster import installed
 from offbeat.sim.on_ray.shares import run_on_ray
@@ -51,8 +52,19 @@ class Backend(NamedTuple):
                         "Ray already; leave out the executor, or --on ray"
                     )
 
-    def run(self, task_spec: str, runs: Sequence[ComparedRun], tell: Tell, *, pictures: bool = False) -> list[Failure]:
-        """Run these and return what failed; `tell` hears how many are done, and may raise `StopRequested`."""
+    def run(
+        self,
+        task_spec: str,
+        runs: Sequence[ComparedRun],
+        tell: Tell,
+        *,
+        carried: CarriedTasks | None = None,
+        pictures: bool = False,
+    ) -> list[Failure]:
+        """Run these and return what failed; `tell` hears how many are done, and may raise `StopRequested`.
+
+        `carried` has the tasks that processes of this machine need not load.
+        """
         if not runs:
             return []
         if self.on == RAY:
@@ -60,18 +72,18 @@ class Backend(NamedTuple):
         count = process_count(self.processes)
         shares = [share for number in range(count) if (share := runs[number::count])]
         if len(shares) == 1:
-            return run_share(task_spec, runs, tell, pictures=pictures)
-        return _run_in_processes(task_spec, shares, tell, pictures)
+            return run_share(ExecutorPool(task_spec), runs, tell, pictures=pictures)
+        return _run_in_processes(shares, tell, task_spec, carried or {}, pictures)
 
 
 # --- the processes of this machine, as their parent sees them --------------------------------------------------------
 
 
 class ShareProcess:
-    def __init__(self, task_spec: str, share: Sequence[ComparedRun], pictures: bool) -> None:
+    def __init__(self, share: Sequence[ComparedRun], task_spec: str, carried: CarriedTasks, pictures: bool) -> None:
         self.share, self.done = share, 0.0
         self.failures: list[Failure] = []
-        self.child = Child(_run_share, task_spec, share, pictures)
+        self.child = Child(_run_share, share, task_spec, carried, pictures)
 
     def hear(self) -> bool:
         """Take one piece of news. Has the share ended?"""
@@ -94,13 +106,13 @@ class ShareProcess:
 
 
 def _run_in_processes(
-    task_spec: str, shares: Sequence[Sequence[ComparedRun]], tell: Tell, pictures: bool
+    shares: Sequence[Sequence[ComparedRun]], tell: Tell, task_spec: str, carried: CarriedTasks, pictures: bool
 ) -> list[Failure]:
     processes: list[ShareProcess] = []
     try:
         with signals_blocked():
             for share in shares:
-                processes.append(ShareProcess(task_spec, share, pictures))  # noqa: PERF401 (if one fails, the others must be ended)
+                processes.append(ShareProcess(share, task_spec, carried, pictures))  # noqa: PERF401 (if one fails, the others must be ended)
         speaking = [*processes]
         while speaking:
             news = wait([process.child.line for process in speaking], LISTEN_S)
@@ -130,7 +142,13 @@ def _end(children: Sequence[Child]) -> None:
 # --- in such a process -----------------------------------------------------------------------------------------------
 
 
-def _run_share(parent: "Connection[Any, Any]", task_spec: str, share: Sequence[ComparedRun], pictures: bool) -> None:
+def _run_share(
+    parent: "Connection[Any, Any]",
+    share: Sequence[ComparedRun],
+    task_spec: str,
+    carried: CarriedTasks,
+    pictures: bool,
+) -> None:
     asked: list[int] = []
     listen_to_signals(lambda number, _frame: asked.append(number))
     told = 0.0
@@ -144,7 +162,8 @@ def _run_share(parent: "Connection[Any, Any]", task_spec: str, share: Sequence[C
             _send(parent, float(done))
 
     try:
-        failures: list[Failure] | None = run_share(task_spec, share, tell, pictures=pictures, alone=False)
+        executors = ExecutorPool(task_spec, carried, alone=False)
+        failures: list[Failure] | None = run_share(executors, share, tell, pictures=pictures)
     except StopRequested:
         failures = None
     _send(parent, failures)

@@ -9,17 +9,18 @@ Rules kept here:
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from offbeat.errors import InvalidValue
 from offbeat.hosting.child import cores
 from offbeat.hosting.loading import OFFERED, OVERRIDES, load, takes_seed
 from offbeat.hosting.task_host import CannotTravel
-from offbeat.method import method_of
+from offbeat.method import devices_of, method_of
 from offbeat.settings import Settings
 from offbeat.sim.event_sources import window_of
-from offbeat.sim.executors import Batched, CompiledLoops, Executor, Inline, compiling_obstacle, obstacle
+from offbeat.sim.executors import Batched, Carriable, CompiledLoops, Executor, Inline, compiling_obstacle, obstacle
 from offbeat.sim.on_ray.executor import Ray, Wishes
 from offbeat.sim.processes import Processes, ProgramProcesses
 from offbeat.task import Task, start
@@ -29,6 +30,9 @@ BATCHED_PARAMETERS_MAX = 65_536
 PROCESSES_PARAMETERS_MIN = 50_000
 ANYWHERE = {f"ray_{name}": None for name in Wishes._fields}
 """What a run writes down of these: on which cluster it was, and how, makes no other run of it."""
+Key = tuple[Any, ...]
+CarriedTasks = Mapping[Key, Task]
+"""Tasks that another process has loaded, and needs no torch for: by what runs of them have in common."""
 OF_TASK = (*(name for name in OFFERED if name != "seed"), *OVERRIDES, "on_one_machine")
 OF_EXECUTOR = ("executor", *ANYWHERE, "in_flight_max", "tasks_per_device", "device_model")
 """The settings that decide which task it is, beside the seed where it takes one, and which executor suits it."""
@@ -124,25 +128,51 @@ def _suitable(task: Task, parameters: int, in_flight_max: int) -> Executor:
 # --- shared between runs ---------------------------------------------------------------------------------------------
 
 
+def _key(settings: Settings) -> Key:
+    """Runs with equal keys share a task, if it is the same one for every seed."""
+    return tuple(getattr(settings, name) for name in (*OF_TASK, *OF_EXECUTOR))
+
+
 class ExecutorPool:
     """The executors of one process, one per task and kind."""
 
-    def __init__(self, task_spec: str, *, alone: bool = True) -> None:
-        """`alone` where no other process of the comparison runs beside this one."""
-        self.task_spec, self.alone, self._seeded = task_spec, alone, takes_seed(task_spec)
-        self._made: dict[tuple[Any, ...], Executor] = {}
+    def __init__(self, task_spec: str, carried: CarriedTasks | None = None, *, alone: bool = True) -> None:
+        """`alone` where no other process of the comparison runs beside this one; `carried` has tasks made elsewhere."""
+        self.task_spec, self.alone, self._carried = task_spec, alone, carried or {}
+        self._made: dict[Key, Executor] = {}
+
+    @cached_property
+    def _seeded(self) -> bool:
+        """Is the task another one for every seed? To know it is to load it."""
+        return takes_seed(self.task_spec)
 
     def lend(self, settings: Settings) -> Executor:
         """The executor for a run of these settings; made, with its task, where it is the first."""
-        seed = settings.seed if self._seeded else None
-        key = (seed, *(getattr(settings, name) for name in (*OF_TASK, *OF_EXECUTOR)))
+        key = _key(settings)
+        if key not in self._carried:
+            key = (*key, settings.seed if self._seeded else None)
         if key not in self._made:
-            self._made[key] = self._make(settings)
+            self._made[key] = self._make(settings, self._carried.get(key) or load(self.task_spec, settings))
         return self._made[key]
 
-    def _make(self, settings: Settings) -> Executor:
+    def carry(self, runs: Iterable[Settings]) -> CarriedTasks:
+        """The tasks of these runs, as far as their executors are made here and can train elsewhere without torch."""
+        groups: dict[Key, list[Settings]] = {}
+        for settings in runs if not self._seeded else ():
+            groups.setdefault(_key(settings), []).append(settings)
+        found: dict[Key, Task] = {}
+        for key, group in groups.items():
+            executor = self._made.get((*key, None))
+            if isinstance(executor, CompiledLoops) and isinstance(executor.task, Carriable):
+                devices, seeds = devices_of(executor.task, group[0]), {settings.seed for settings in group}
+                task = executor.task.carried(devices, seeds)
+                if task is not None:
+                    found[key] = task
+        return found
+
+    def _make(self, settings: Settings, task: Task) -> Executor:
         """Where other processes run beside this one, no core is free for an executor that would take all."""
-        task, is_auto = load(self.task_spec, settings), settings.executor == "auto"
+        is_auto = settings.executor == "auto"
         executor = executor_of(
             task,
             settings.executor,

@@ -18,7 +18,7 @@ from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.hosting.loading import described
 from offbeat.hosting.task_identity import identities
 from offbeat.sim.backends import Backend
-from offbeat.sim.choose import ANYWHERE, ExecutorPool
+from offbeat.sim.choose import ANYWHERE, CarriedTasks, ExecutorPool
 from offbeat.sim.curve import CURVE, CurvePoint, read_curve
 from offbeat.sim.lockstep import Failure, draw
 from offbeat.sim.run import Simulation, plots
@@ -57,10 +57,14 @@ def compare(
     place.check(entries)
     on_progress(done, len(entries))
     if waiting:
-        check(spec, waiting)
+        carried = check(spec, waiting)
         with _writing(folder):
             failures = place.run(
-                spec.task, waiting, lambda far: on_progress(done + far, len(entries)), pictures=pictures
+                spec.task,
+                waiting,
+                lambda far: on_progress(done + far, len(entries)),
+                carried=carried,
+                pictures=pictures,
             )
         _refuse_failed(failures, len(entries))
     if pictures:
@@ -70,8 +74,11 @@ def compare(
     return Comparison.read(spec, folder)
 
 
-def check(spec: Spec, entries: Sequence[ComparedRun]) -> None:
-    """Build one run of every method, without a folder: what is wrong with it is said in one line."""
+def check(spec: Spec, entries: Sequence[ComparedRun]) -> CarriedTasks:
+    """Build one run of every method, without a folder: what is wrong with it is said in one line.
+
+    Returns the tasks that other processes need not load again.
+    """
     executors, first = ExecutorPool(spec.task), dict[str, ComparedRun]()
     for entry in entries:
         first.setdefault(entry.method, entry)
@@ -83,6 +90,7 @@ def check(spec: Spec, entries: Sequence[ComparedRun]) -> None:
             except Exception as error:
                 raise InvalidValue(f"method {entry.method!r}: {described(error, spec.task)}") from error
             refuse_unknown_metric(spec, entry.method, measured)
+        return executors.carry(entry.settings for entry in entries)
     finally:
         executors.close()
 

@@ -9,7 +9,7 @@ Rules kept here:
   it was is reported.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -95,12 +95,15 @@ class Inline:
     def finish(self, jobs: Sequence[Pending]) -> None:
         for job in jobs:
             if isinstance(job, PendingEvaluation):
-                job.metrics = job.metrics or evaluate(self.task, job.x)
+                job.metrics = job.metrics or self.evaluate(job.x)
         self._train([job for job in jobs if isinstance(job, Job) and not job.done])
 
     def _train(self, needed: Sequence[Job]) -> None:
         for job in needed:
             job.update = solve(self.task, job.x_tau, job.work)
+
+    def evaluate(self, x: Model) -> Mapping[str, float]:
+        return evaluate(self.task, x)
 
     def cancel(self, job: Job) -> None:
         """Nothing was begun."""
@@ -200,20 +203,36 @@ class Compilable(Task, Protocol):
 
     def train_compiled(self, jobs: Jobs, threads: int) -> TrainedJobs: ...
 
+    def evaluate_compiled(self, model: Model) -> Mapping[str, float]: ...
+
+
+@runtime_checkable
+class Carriable(Task, Protocol):
+    def carried(self, devices: int, seeds: Iterable[int]) -> Task | None:
+        """The task for processes that need only compiled loops; None where it needs more."""
+
 
 def compiling_obstacle(task: Task) -> str | None:
     return task.compilable() if isinstance(task, Compilable) else f"{type(task).__name__} has no `train_compiled`"
 
 
 class CompiledLoops(Together):
-    """Trains each in a compiled loop, over some threads."""
+    """Trains each in a compiled loop, over some threads, and evaluates in one."""
 
     def __init__(self, task: Task, threads: int) -> None:
         reason = compiling_obstacle(task)
         if reason is not None or not isinstance(task, Compilable):
             raise InvalidValue(f"this task cannot be compiled: {reason}; use the executor `auto` or `inline`")
         super().__init__(task, "compiled", lambda jobs: (task.train_compiled(jobs, self.threads), 1))
-        self.threads = threads
+        self.threads, self._evaluate = threads, task.evaluate_compiled
+
+    def evaluate(self, x: Model) -> Mapping[str, float]:
+        return self._evaluate(x)
+
+
+def evaluated_here(executor: Executor, x: Model) -> Mapping[str, float]:
+    """What this executor measures of a model, before any of its processes is asked."""
+    return executor.evaluate(x) if isinstance(executor, Inline) else evaluate(executor.task, x)
 
 
 @runtime_checkable

@@ -45,27 +45,23 @@ class UnderWay(NamedTuple):
 
 
 def run_share(
-    task_spec: str,
+    executors: ExecutorPool,
     entries: Sequence[ComparedRun],
     tell: Tell = lambda _far: None,
     *,
     pictures: bool = False,
-    alone: bool = True,
 ) -> list[Failure]:
     """Run these and return what failed; `tell` hears how many are done, and may raise `StopRequested`.
 
-    `alone` where no other process runs a share beside this one.
+    The executors are closed at the end.
     """
-    return Share(task_spec, entries, tell, pictures=pictures, alone=alone).run()
+    return Share(executors, entries, tell, pictures=pictures).run()
 
 
 class Share:
-    def __init__(
-        self, task_spec: str, entries: Sequence[ComparedRun], tell: Tell, *, pictures: bool, alone: bool
-    ) -> None:
+    def __init__(self, executors: ExecutorPool, entries: Sequence[ComparedRun], tell: Tell, *, pictures: bool) -> None:
         self.failures: list[Failure] = []
-        self._task_spec, self._tell, self._pictures = task_spec, tell, pictures
-        self._executors = ExecutorPool(task_spec, alone=alone)
+        self._tell, self._executors, self._pictures = tell, executors, pictures
         self._waiting, self._count = deque(entries), len(entries)
         self._running: list[UnderWay] = []
         self._far = 0.0
@@ -161,7 +157,7 @@ class Share:
         self._drop(run)
 
     def _note(self, entry: ComparedRun, error: Exception) -> None:
-        self.failures.append(Failure(entry.method, entry.seed, described(error, self._task_spec)))
+        self.failures.append(Failure(entry.method, entry.seed, described(error, self._executors.task_spec)))
 
     def _drop(self, run: UnderWay) -> None:
         self._running = [other for other in self._running if other is not run]

@@ -33,14 +33,14 @@ from offbeat.sim.choose import ANYWHERE, Chosen, executor_of, wishes_of
 from offbeat.sim.curve import CONTRIBUTION, CURVE, TABLES, CurvePoint, CurveRecorder, write_contribution, write_curve
 from offbeat.sim.engine import Engine
 from offbeat.sim.event_sources import source_of, window_of
-from offbeat.sim.executors import Executor, Pending
+from offbeat.sim.executors import Executor, Pending, evaluated_here
 from offbeat.sim.extending import END_BYTES_MAX, extensions_in, is_extension, refuse_without_checkpoint, settings_begun
 from offbeat.sim.plane import Plane, Replayed
 from offbeat.storage.backup_marker import fork_without_id
 from offbeat.storage.model_file import load_models, save_models
 from offbeat.storage.rows import as_arrival, task_accepted_row
 from offbeat.storage.run_folder import RunFolder
-from offbeat.task import Task, evaluate, start_with_frozen
+from offbeat.task import Task, start_with_frozen
 
 CHECKPOINT_EVERY_S = 30.0
 EVENTS_AT_ONCE = 5_000
@@ -133,7 +133,7 @@ class Simulation:
         self.executor, self.word = Chosen(executor) if executor else self._chosen(settings, folder)
         self.settings = replace(settings, executor=self.executor.name, devices=self.method.devices, **ANYWHERE)  # type: ignore[arg-type]
         self.begun, self._checkpointed = time.perf_counter(), time.monotonic()
-        self.metrics_0 = evaluate(task, self.x_0)
+        self.metrics_0 = evaluated_here(self.executor, self.x_0)
         self._check_metrics()
         self.curve = CurveRecorder(model_bytes, keep_decisions=folder is None)
         self.coordinator = self.method.coordinator(self.source.available)

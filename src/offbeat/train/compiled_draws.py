@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from offbeat.core.compiled import compiled
 from offbeat.task import Work
-from offbeat.train.lanes import Batches, Drawing, draw_one_by_one
+from offbeat.train.samples import Batches, Drawing, draw_one_by_one
 from offbeat.train.solver import SEED_WORDS, SORTED_MAX, SORTED_SAMPLES_MAX, Solver
 
 Whole = npt.NDArray[np.int64]

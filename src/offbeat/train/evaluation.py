@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from offbeat.train.solver import Batch
+from offbeat.train.sgd import Batch
 
 BatchNormPolicy = Literal["mix", "newest", "keep_local", "recompute"]
 Metric = Callable[[Tensor, Tensor], Tensor]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from offbeat.core.layout import Array, Layout, Model
-from offbeat.errors import InvalidValue, LayoutMismatch
+from offbeat.core.layout import Array, Layout, Model, same_layout
+from offbeat.errors import InvalidValue
 
 
 class FlatModule:
@@ -79,13 +79,6 @@ class FlatModule:
 
     def batch_norms(self) -> Iterable[_BatchNorm]:
         return (m for m in self.module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats)
-
-
-def same_layout(ours: Layout, theirs: Layout) -> Layout:
-    """Their layout, which must equal ours; a caller that keeps it compares the next one by identity."""
-    if theirs is not ours and theirs != ours:
-        raise LayoutMismatch("this model has another layout than the task's module; was it made by another task?")
-    return theirs
 
 
 def _copy(array: Array, tensor: Tensor) -> None:

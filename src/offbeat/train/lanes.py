@@ -1,118 +1,28 @@
-"""Owns how trainings of one task share a tensor program: whether they can, on which samples, and which run together.
+"""Owns how trainings of one task share a tensor program: whether they can, and which run together.
 
 Rules kept here:
-- A lane draws the samples that the same training would draw alone, from the same stream.
 - The shape of a lane's batches depends on its own device and settings and on nothing else. Lanes of equal shape share
   a run of the program. A lane with fewer iterations than the others is read out when it is done; results that its
   place in the program yields afterwards are not used.
-- The samples of all devices in use lie end to end, so the batches of all lanes are gathered in one call and nothing is
-  copied per training. When too many devices are in use, the pool is emptied and filled again.
 """
 
-from collections.abc import Callable, Sequence
-from math import inf, prod
-from typing import NamedTuple
+from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from offbeat.core.layout import Array, Layout, Model, Vector
-from offbeat.errors import InvalidValue
-from offbeat.task import Trained, Work
-from offbeat.train.flat import FlatModule, same_layout
-from offbeat.train.solver import Batch, Loss, Solver, seeded, stream
+from offbeat.core.layout import Array, Layout, Model, Vector, same_layout
+from offbeat.task import Trained
+from offbeat.train.flat import FlatModule
+from offbeat.train.samples import Drawn, Jobs, LoadSamples, SamplePool, with_classes
+from offbeat.train.sgd import Batch, Loss, seeded, solve_proximal
+from offbeat.train.solver import Solver
 from offbeat.train.stacked import CrossEntropy, Program, lane_loss, obstacle
-
-Load = Callable[[int], Batch]
-Jobs = Sequence[tuple[Model, Work, Solver]]
-Drawing = tuple[Work, Solver, int]
-"""A training's batches are to be drawn: with which solver, from how many samples."""
-Batches = tuple[Array, Array]
-"""Indices (iterations, size), and how many of each batch count."""
-DrawMany = Callable[[Sequence[Drawing]], list[Batches]]
 
 SAMPLES_AT_ONCE = 2**17
 """Samples of all lanes that are laid out ahead: long trainings are done in several spans of iterations."""
-
-
-def draw_one_by_one(trainings: Sequence[Drawing]) -> list[Batches]:
-    return [solver.draw(samples, stream(work)) for work, solver, samples in trainings]
-
-
-class Drawn(NamedTuple):
-    """One training, with the batches that were drawn for it."""
-
-    x_tau: Model
-    device: int
-    solver: Solver
-    samples: int
-    indices: Array
-    """(iterations, size): which of the device's samples every batch holds, the short ones filled up."""
-    counts: Array
-    """How many samples of each batch count."""
-
-    def reported(self, loss: float) -> Trained:
-        return Trained(self.samples, len(self.counts), {"training_loss": loss})
-
-
-class SamplePool:
-    """The samples of many devices end to end; a device's data are loaded when they are first needed."""
-
-    def __init__(self, load: Load, devices_max: int) -> None:
-        self.load, self.devices_max = load, devices_max
-        self.tensors: list[Tensor] = []
-        self._places: dict[int, tuple[int, int]] = {}
-        self._used = 0
-
-    def place(self, device: int) -> tuple[int, int]:
-        """Where a device's samples begin, and how many there are."""
-        return self._places.get(device) or self._add(device)
-
-    def begins(self, devices: Sequence[int]) -> list[int]:
-        """Where the samples of these devices begin, all of them in the pool at the same time."""
-        if len(self._places.keys() | devices) > self.devices_max:
-            self._clear()
-        return [self.place(device)[0] for device in devices]
-
-    def drawn(self, jobs: Jobs, draw_many: DrawMany = draw_one_by_one) -> list[Drawn]:
-        """The trainings on the batches that each would draw alone."""
-        self.begins([work.device for _, work, _ in jobs])
-        samples = [self.place(work.device)[1] for _, work, _ in jobs]
-        batches = draw_many([(work, solver, count) for (_, work, solver), count in zip(jobs, samples, strict=True)])
-        return [
-            Drawn(x_tau, work.device, solver, count, *drawn)
-            for (x_tau, work, solver), count, drawn in zip(jobs, samples, batches, strict=True)
-        ]
-
-    def _clear(self) -> None:
-        self._places, self._used = {}, 0
-
-    def _add(self, device: int) -> tuple[int, int]:
-        new = self.load(device)
-        self.tensors = self.tensors or [part[:0] for part in new]
-        for ours, part in zip(self.tensors, new, strict=True):
-            if (ours.shape[1:], ours.dtype) != (part.shape[1:], part.dtype):
-                theirs, before = (f"{t.dtype}{list(t.shape[1:])}" for t in (part, ours))
-                raise InvalidValue(f"a sample of device {device} is {theirs}, others are {before}; train it inline")
-        if len(self._places) >= self.devices_max:
-            self._clear()
-        begin, samples = self._used, len(new[0])
-        self.tensors = [_written(ours, part, begin) for ours, part in zip(self.tensors, new, strict=True)]
-        self._places[device] = begin, samples
-        self._used += samples
-        return begin, samples
-
-
-def _written(ours: Tensor, part: Tensor, begin: int) -> Tensor:
-    """The pool's tensor, grown if necessary, with the part written at `begin`."""
-    end = begin + len(part)
-    if end > len(ours):
-        grown = part.new_empty((max(end, 2 * len(ours)), *part.shape[1:]))
-        grown[:begin] = ours[:begin]
-        ours = grown
-    ours[begin:end] = part
-    return ours
 
 
 class Lanes:
@@ -151,7 +61,8 @@ class Lanes:
 
     def _go_on(self, lanes: Sequence[Drawn], begins: list[int], span: slice, done: list[Vector]) -> Array:
         """Does a span of iterations, reads out finished lanes, the last first, and returns the summed loss of each."""
-        program, (inputs, targets), width = self.program, self.pool.tensors, self._width(lanes[0])
+        program, width = self.program, self._width(lanes[0])
+        inputs, targets = map(torch.from_numpy, self.pool.arrays)
         shape, (index, counts) = (program.lanes, width), _batches(lanes, begins, span, program.lanes, width)
         weights = _weights(counts, width)
         with torch.inference_mode(program.loss.weighted):  # cheaper calls, where no autograd is needed
@@ -202,14 +113,15 @@ def _weights(counts: Array, width: int) -> Tensor:
     return torch.from_numpy(weights).unsqueeze(-1)
 
 
-def lanes_of(flat: FlatModule, loss: Loss, solver: Solver, load: Load, devices_max: int) -> Lanes | str:
+def lanes_of(flat: FlatModule, loss: Loss, solver: Solver, load: LoadSamples, devices_max: int) -> Lanes | str:
     """The lanes of a task, or one sentence that says why there are none."""
     found = flat_obstacle(flat) or obstacle(flat.module)
     if found is not None:
         return found
     pool = SamplePool(load, devices_max)
     size = min(pool.place(0)[1], solver.batch_size)
-    batch, step = (pool.tensors[0][:size], pool.tensors[1][:size]), probe(flat, solver, size)
+    inputs, targets = (torch.from_numpy(array[:size]) for array in pool.arrays)
+    batch, step = (inputs, targets), probe(flat, solver, size)
     with torch.no_grad():
         over_lanes = lane_loss(loss, flat.module(batch[0]), batch[1])
     if isinstance(over_lanes, CrossEntropy):
@@ -250,27 +162,8 @@ def disagrees(x_new: Vector, alone: Vector, x_tau: Vector) -> bool:
 def alone(flat: FlatModule, loss: Loss, step: Drawn, batch: Batch, seed: int = 0) -> Vector:
     flat.load(step.x_tau)
     with seeded(np.random.default_rng(seed)):
-        step.solver.solve(flat, loss, [batch], flat.parameters.clone())
+        solve_proximal(step.solver, flat, loss, [batch], flat.parameters.clone())
     return flat.values.numpy().copy()
-
-
-def with_classes(load: Load, classes: float = inf) -> Load:
-    """Refuses classes below 0, which torch's cross_entropy ignores, and those that the model does not have.
-
-    Lanes cannot ignore a sample; a compiled loop checks no index.
-    """
-
-    def checked(device: int) -> Batch:
-        inputs, targets = load(device)
-        if int(targets.min()) < 0:
-            raise InvalidValue(
-                f"device {device} has the class {int(targets.min())}; lanes take none below 0: train it inline"
-            )
-        if int(targets.max()) >= classes:
-            raise InvalidValue(f"device {device} has the class {int(targets.max())}, but the model has {classes}")
-        return inputs, targets
-
-    return checked
 
 
 def flat_obstacle(flat: FlatModule) -> str | None:

@@ -30,6 +30,8 @@ BEGIN, SIZE, ITERATIONS, INDICES, COUNTS = range(5)
 """Columns of the table of trainings: where the device's samples begin, size and number of its batches, and where its
 indices and counts begin."""
 ROWS = 4
+EVALUATED_ROWS = 64
+"""Samples whose scores are calculated together, a multiple of ROWS: they stay in the cache."""
 ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
 
 
@@ -223,7 +225,7 @@ def _backward(
 def _step(
     w: Vector, start: Vector, g: Vector, gamma: np.float32, pull: np.float32, decay: np.float32, clip: float
 ) -> None:
-    """`Solver.step`; a layer without bias has zeros in its place, which stay zeros."""
+    """`sgd.take_step`; a layer without bias has zeros in its place, which stay zeros."""
     if clip < np.inf:
         square = 0.0
         for i in range(len(g)):
@@ -314,3 +316,37 @@ def train_many(
             _step(w, start, g, rates[number, 0], rates[number, 1], decay, clip)
         _give(models[number], w, layers)
         losses[number] = total / trainings[number, ITERATIONS]
+
+
+@_compiled
+def evaluate(model: Vector, layers: Whole, inputs: Table, classes: Whole, answers: Table) -> tuple[float, float]:
+    """The mean loss over all samples, and the share of those whose largest score is that of their class."""
+    columns, samples = layers[-1, OUTPUTS], len(inputs)
+    places = np.zeros(len(layers) + 1, np.int64)
+    for number in range(len(layers)):
+        places[number + 1] = places[number] + EVALUATED_ROWS * layers[number, INPUTS]
+    room, weights = places[-1] + EVALUATED_ROWS * columns, layers[-1, OWN] + (layers[-1, INPUTS] + 1) * columns
+    y, d, w = np.zeros(room, np.float32), np.zeros(room, np.float32), np.zeros(weights, np.float32)
+    _take(w, model, layers)
+    total, right = 0.0, 0
+    for begin in range(0, samples, EVALUATED_ROWS):
+        rows = np.arange(min(EVALUATED_ROWS, samples - begin))
+        _gather(y, inputs, begin, rows)
+        _forward(y, places, w, layers, len(rows))
+        total += _loss(y, d, places[-1], columns, classes, answers, begin, rows) * len(rows)
+        for row in range(len(rows) if len(classes) else 0):
+            lo = places[-1] + row * columns
+            right += _largest_place(y[lo : lo + columns]) == classes[begin + row]
+    return total / samples, right / samples
+
+
+@_compiled
+def _largest_place(y: Vector) -> int:
+    """The first place of the largest; NaN is larger than anything, as in torch."""
+    found = 0
+    for i in range(1, len(y)):
+        if y[found] != y[found]:
+            break
+        if y[i] > y[found] or y[i] != y[i]:
+            found = i
+    return found

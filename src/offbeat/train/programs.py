@@ -32,7 +32,7 @@ from offbeat.data.archive import reason
 from offbeat.data.cache import VARIABLE, cache_folder
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.train.flat import FlatModule
-from offbeat.train.solver import Batch, Loss, one_thread, seeded
+from offbeat.train.sgd import Batch, Loss, one_thread, seeded
 
 COMPILED_TORCH, CHANNELS_LAST = "compiled-torch", "channels-last"
 TORCH_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.core.layout import ALIGNMENT, Layout, Vector, aligned_copy
-from offbeat.train.solver import Loss, Solver
+from offbeat.train.sgd import Loss
+from offbeat.train.solver import Solver
 
 FLOATS_IN_A_TURN = 32
 """Floats that torch's vector loops take at once: two registers of 16."""

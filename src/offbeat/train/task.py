@@ -10,7 +10,7 @@ Rules kept here:
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple, Self, get_args
@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue
 from offbeat.task import Trained, Work
-from offbeat.train.compiled_chain import Chain, chain_of
+from offbeat.train.carried import CARRIED_BYTES_MAX, SOLVERS_CACHED, CarriedTask, leased, size_of
+from offbeat.train.chain import Chain
+from offbeat.train.compiled_chain import chain_of
 from offbeat.train.evaluation import (
     EVALUATION_BATCH,
     MIXED,
@@ -36,14 +38,16 @@ from offbeat.train.evaluation import (
 from offbeat.train.flat import FlatModule
 from offbeat.train.lanes import Lanes, lanes_of
 from offbeat.train.programs import full_batch_obstacle, program_obstacle, program_of
-from offbeat.train.solver import Batch, Loss, Solver, keyed, one_thread, seeded
+from offbeat.train.samples import Samples
+from offbeat.train.sgd import Batch, Loss, keyed, one_thread, seeded, solve_proximal
+from offbeat.train.solver import Solver
+from offbeat.train.tensors import accelerator_of, tensor_of
 
 Data = Callable[[int], tuple[Any, Any]] | Sequence[tuple[Any, Any]]
 
 WARM_UP_NUMBER = 2**31
 """The task number that keys a warm-up's randomness: no device ever does that many tasks."""
 DEVICES_CACHED = 1024
-SOLVERS_CACHED = 64
 
 
 class WarmUp(NamedTuple):
@@ -119,16 +123,16 @@ class Task:
         self.model, self.loss, self.data = model, loss, data
         self.solver = Solver(gamma, rho, weight_decay, clip, batch_size, local_passes, local_iterations)
         self.batch_norm = batch_norm
-        self.accelerator = _accelerator(accelerator)
+        self.accelerator = accelerator_of(accelerator)
         self.test = None if test is None else self._tensors("test", test)
         self.held_out = held_out
         self.metrics = metrics
         self.derived, self.evaluation_batch, self.warm_up = derived or {}, evaluation_batch, warm_up
-        self.calibration = None if calibration is None else _tensor(calibration).to(self.accelerator)
+        self.calibration = None if calibration is None else tensor_of(calibration).to(self.accelerator)
         self.ordinary_iterations: float | None = None
         """Local iterations of a device's task, where the data were pooled and the devices no longer tell."""
         self.device_data = lru_cache(DEVICES_CACHED)(self._device_data)
-        self._solvers = lru_cache(SOLVERS_CACHED)(self._solver)
+        self._solvers = lru_cache(SOLVERS_CACHED)(leased)
         self._program: Loss | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -217,7 +221,7 @@ class Task:
             try:
                 batches = ((inputs[batch], targets[batch]) for batch in indices)
                 program = self._program if flat is self._flat else None
-                return solver.solve(flat, self.loss, batches, x_tau, program)
+                return solve_proximal(solver, flat, self.loss, batches, x_tau, program)
             except ValueError as error:
                 raise _explained(error, work.device, len(inputs)) from error
 
@@ -273,6 +277,31 @@ class Task:
         trained = iter(chain.train(fit, threads))
         return [next(trained) if chain.takes(work.device) else self._trained(x_tau, work) for x_tau, work in jobs]
 
+    def evaluate_compiled(self, model: Model) -> dict[str, float]:
+        """As `evaluate`, in the compiled loop where it has the test data: equal but for the last digits of the loss."""
+        chain = self._chain
+        if isinstance(chain, str) or chain.test is None:
+            return self.evaluate(model)
+        means = chain.evaluate(model)
+        return means | {name: derive(means) for name, derive in self.derived.items()}
+
+    def carried(self, devices: int, seeds: Iterable[int]) -> CarriedTask | None:
+        """This task for processes that have no torch; None where they would need it, or where it is large."""
+        chain = self._chain
+        if isinstance(chain, str) or (chain.test is None and self.test is not None):
+            return None
+        if self.derived or self.held_out or self.warm_up or not all(map(chain.takes, range(devices))):
+            return None
+        data, size = list[Samples](), 0
+        for device in range(devices):
+            data.append(self._samples(device))
+            size += size_of(data[-1])
+            if size > CARRIED_BYTES_MAX:
+                return None
+        starts = {seed: self.initial(seed) for seed in seeds}
+        names = getattr(self, "identity", ""), getattr(self, "known_as", ())
+        return CarriedTask(chain.layers, self.solver, data, chain.test, starts, self.ordinary_iterations, *names)
+
     def program_obstacle(self, program: str) -> str | None:
         """Why trainings of this task cannot run as `compiled-torch` or `channels-last`; None where they can."""
         return program_obstacle(program, self._flat.module, self.accelerator) or full_batch_obstacle(program, self)
@@ -305,12 +334,13 @@ class Task:
     @cached_property
     def _lanes(self) -> Lanes | str:
         with one_thread():
-            return lanes_of(self._flat, self.loss, self.solver, self._device_data, DEVICES_CACHED)
+            return lanes_of(self._flat, self.loss, self.solver, self._samples, DEVICES_CACHED)
 
     @cached_property
     def _chain(self) -> Chain | str:
         with one_thread():
-            return chain_of(self._flat, self.loss, self.solver, self._device_data, DEVICES_CACHED)
+            usual = None if self.metrics is not None else self.test
+            return chain_of(self._flat, self.loss, self.solver, self._samples, usual, DEVICES_CACHED)
 
     @cached_property
     def _flat(self) -> FlatModule:
@@ -325,15 +355,7 @@ class Task:
         return FlatModule(module, mix_statistics=self.batch_norm in MIXED, accelerator=self.accelerator)
 
     def _leased(self, work: Work) -> Solver:
-        return self._solvers(work.gamma, work.local_iterations)
-
-    def _solver(self, gamma: float | None, local_iterations: int | None) -> Solver:
-        solver = self.solver
-        if gamma is not None:
-            solver = replace(solver, gamma=gamma)
-        if local_iterations is not None:
-            solver = replace(solver, local_passes=None, local_iterations=local_iterations)
-        return solver
+        return self._solvers(self.solver, work.gamma, work.local_iterations)
 
     def _device_data(self, device: int) -> Batch:
         if callable(self.data):
@@ -342,8 +364,12 @@ class Task:
             raise InvalidValue(f"device {device} has no data: the task holds data for devices 0..{len(self.data) - 1}")
         return self._tensors(f"device {device}", self.data[device])
 
+    def _samples(self, device: int) -> Samples:
+        inputs, targets = self._device_data(device)
+        return inputs.detach().numpy(), targets.detach().numpy()
+
     def _tensors(self, owner: str, pair: tuple[Any, Any]) -> Batch:
-        inputs, targets = (_tensor(part).to(self.accelerator) for part in pair)
+        inputs, targets = (tensor_of(part).to(self.accelerator) for part in pair)
         if len(inputs) != len(targets):
             raise InvalidValue(f"{owner} has {len(inputs)} inputs but {len(targets)} targets")
         if len(inputs) == 0:
@@ -365,22 +391,3 @@ def _explained(error: ValueError, device: int, samples: int) -> ValueError:
         f"device {device} has {samples} samples, which leaves a batch of one; BatchNorm needs two: "
         "choose another batch_size, or use local_iterations"
     )
-
-
-def _tensor(part: Any) -> Tensor:
-    """From numpy or torch, with floats as float32 and whole numbers as int64."""
-    tensor = torch.as_tensor(part.copy() if isinstance(part, np.ndarray) and not part.flags.writeable else part)
-    if tensor.is_floating_point():
-        return tensor.float()
-    return tensor if tensor.dtype in (torch.bool, torch.uint8) else tensor.long()
-
-
-def _accelerator(name: str) -> torch.device:
-    if name != "auto":
-        try:
-            return torch.device(name)
-        except RuntimeError:
-            raise InvalidValue(f"accelerator is {name!r}; use auto, cpu, cuda or mps") from None
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

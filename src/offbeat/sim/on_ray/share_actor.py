@@ -16,6 +16,7 @@ from threading import Event, Thread
 from typing import NamedTuple
 
 from offbeat.hosting.loading import described
+from offbeat.sim.choose import ExecutorPool
 from offbeat.sim.lockstep import Failure, run_share
 from offbeat.sim.on_ray.folders import Files, packed_folder, unpack
 from offbeat.sim.on_ray.on_node import ErrorAnswer, go_to, packages, told
@@ -85,7 +86,8 @@ class ShareActor:
             unpack(files, self._here[number])
         entries = [entry._replace(folder=self._here[number]) for number, entry in enumerate(self._share)]
         try:
-            return run_share(self._task.placed(), entries, self._tell, pictures=self._pictures, alone=False)
+            executors = ExecutorPool(self._task.placed(), alone=False)
+            return run_share(executors, entries, self._tell, pictures=self._pictures)
         except StopRequested:
             return []
 
