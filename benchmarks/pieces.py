@@ -27,7 +27,7 @@ from offbeat.sim.plane import Plane
 from offbeat.storage.fold import RunFold
 from offbeat.storage.ledger import Ledger
 from offbeat.tasks.digits import digits
-from offbeat.train.chain import Chain
+from offbeat.train.layer_chain import Chain
 from offbeat.train.samples import SamplePool
 
 PIECES: tuple[tuple[str, type, str], ...] = (

@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 
 from offbeat.core.layout import Model
 from offbeat.task import Trained, Work
-from offbeat.train.chain import Chain, ChainLayers
+from offbeat.train.layer_chain import Chain, ChainLayers
 from offbeat.train.samples import SamplePool, Samples
 from offbeat.train.solver import Solver
 

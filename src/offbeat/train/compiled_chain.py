@@ -15,9 +15,9 @@ from torch import nn
 
 from offbeat.core.layout import Array, Layout
 from offbeat.errors import InvalidValue
-from offbeat.train.chain import Chain, ChainLayers
 from offbeat.train.flat import FlatModule
 from offbeat.train.lanes import alone, disagrees, flat_obstacle, probe
+from offbeat.train.layer_chain import Chain, ChainLayers
 from offbeat.train.samples import LoadSamples, SamplePool, Samples, with_classes
 from offbeat.train.sgd import Batch, Loss
 from offbeat.train.solver import Solver

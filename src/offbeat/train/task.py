@@ -23,7 +23,6 @@ from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue
 from offbeat.task import Trained, Work
 from offbeat.train.carried import CARRIED_BYTES_MAX, SOLVERS_CACHED, CarriedTask, leased, size_of
-from offbeat.train.chain import Chain
 from offbeat.train.compiled_chain import chain_of
 from offbeat.train.evaluation import (
     EVALUATION_BATCH,
@@ -37,6 +36,7 @@ from offbeat.train.evaluation import (
 )
 from offbeat.train.flat import FlatModule
 from offbeat.train.lanes import Lanes, lanes_of
+from offbeat.train.layer_chain import Chain
 from offbeat.train.programs import full_batch_obstacle, program_obstacle, program_of
 from offbeat.train.samples import Samples
 from offbeat.train.sgd import Batch, Loss, keyed, one_thread, seeded, solve_proximal
