@@ -30,7 +30,7 @@ from offbeat.protocol.ends import Ends
 from offbeat.protocol.plan import Plan, Target
 from offbeat.server.capture import forget_held
 from offbeat.server.served_run import ServedRun
-from offbeat.settings import Settings
+from offbeat.settings import Settings, room_for
 from offbeat.storage.backup_marker import BackupMarker, named_fork
 from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import read_json, sealed
@@ -121,6 +121,8 @@ def served_method(settings: Settings, about: TaskDescription, silent_s: float | 
         )
     method = method_of(settings, about)
     plan = method.plan
+    if settings.queue_max is None:
+        plan = replace(plan, queue_max=room_for(plan.in_flight_max))
     if plan.bad_updates_max is None:
         plan = replace(plan, bad_updates_max=BAD_UPDATES_MAX)
     check_target(plan.target, about)
