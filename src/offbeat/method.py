@@ -21,7 +21,7 @@ from offbeat.protocol.led import LedCoordinator
 from offbeat.protocol.plan import Plan, Target
 from offbeat.protocol.scheduler import GammaSchedule, Scheduler, gamma_schedule
 from offbeat.protocol.snapshot import State, restored
-from offbeat.settings import EPOCHS, EVALUATIONS, IN_FLIGHT_MAX, QUEUE_MAX, Settings
+from offbeat.settings import EPOCHS, EVALUATIONS, IN_FLIGHT_MAX, Settings
 
 DEVICES = 100
 EVALUATED_EVERY = 10
@@ -139,7 +139,7 @@ def plan_of(settings: Settings, rule: Rule, devices: int, window: int | None = N
         in_flight_max=in_flight_max,
         tasks_per_device=settings.tasks_per_device if window is None else None,
         lease_s=settings.lease_s if window is None else inf,
-        queue_max=QUEUE_MAX if settings.queue_max is None else settings.queue_max,
+        queue_max=settings.queue_max,
         retry_after_s=settings.retry_after_s,
         staleness_policy=settings.staleness_policy,  # type: ignore[arg-type]
         staleness_max=settings.staleness_max,

@@ -100,10 +100,10 @@ class Settings:
         "Served: give the place of a worker to others after this many seconds without a sign of life. "
         "[default: three heartbeats, 90]",
     )
-    queue_max: int | None = _server(
-        None,
-        "Updates that may wait to be mixed; workers with more are told to come back. "
-        f"[default: {QUEUE_MAX}; served: in_flight_max, if that is more]",
+    queue_max: int = _server(
+        QUEUE_MAX,
+        "Updates that may wait to be mixed; workers with more are told to come back. Served, the default is at least "
+        "in_flight_max.",
     )
     retry_after_s: float = _server(1.0, "Seconds after which a worker that met a full queue comes back.")
     answers_kept: int = _server(100_000, "Answers that are kept for updates that are pushed a second time.")
@@ -256,7 +256,7 @@ class SettingsDict(TypedDict, total=False):
     mix_s: float
     lease_s: float
     silent_s: float | None
-    queue_max: int | None
+    queue_max: int
     retry_after_s: float
     answers_kept: int
     released_kept: int

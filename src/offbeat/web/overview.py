@@ -157,8 +157,10 @@ def _of_fleet(reading: RunReader) -> tuple[str, str] | None:
 
 def _of_queue(reading: RunReader) -> tuple[str, str] | None:
     fleet, chosen = reading.fleet, reading.settings
-    room = room_for(chosen.get("in_flight_max") or 0) if reading.served else QUEUE_MAX
-    if fleet.queued >= (chosen.get("queue_max") or room):
+    room = chosen.get("queue_max", QUEUE_MAX)
+    if reading.served and room == QUEUE_MAX:
+        room = room_for(chosen.get("in_flight_max") or 0)
+    if fleet.queued >= room:
         return "warning", "queue full: workers are told to wait"
     last = fleet.applied_at[-1] if fleet.applied_at else 0.0
     silent_s = reading.now() - last
