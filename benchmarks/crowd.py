@@ -2,9 +2,10 @@
 
     python -m benchmarks.crowd [--workers 1000 --workers 10000] [--seconds 20] [--json FILE] [--picture FILE]
 
-All workers are connected all the time. A fifth of them have a task at any moment: such a worker pulls the model, pushes
-it back as its update, and asks again; the others wait. They are connections of one process, on the machine that the
-server runs on, so the two share its cores.
+All workers join, then they ask for tasks, and they stay connected all the time. A fifth of them have a task at any
+moment: such a worker pulls the model, pushes it back as its update, and asks again; the others wait. They are
+connections of one process, on the machine that the server runs on, so the two share its cores. The window begins when
+as many updates were acknowledged as there are tasks at a time; what ends in it counts.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from benchmarks.idle import AT_A_TIME, FILES_BESIDE, Crowd, Line, files_allowed
+from benchmarks.idle import AT_A_TIME, FILES_BESIDE, Crowd, Line, RefusedByServer, files_allowed
 from benchmarks.process_tree import cpu_s, memory
 from benchmarks.served import Served, serving
 from offbeat.errors import OffbeatError
@@ -30,8 +31,9 @@ FLOATS = 2_500
 """Parameters of the model: ten kilobytes."""
 BUSY = 5
 """One worker in so many has a task."""
-POLL_S, JOIN_S, SETTLE_S = 120, 600.0, 5.0
+POLL_S, JOIN_S, SETTLE_S, LOOK_S = 120, 240.0, 60.0, 0.2
 MB = 1e6
+GONE = 410
 
 
 class FleetMeasured(NamedTuple):
@@ -47,13 +49,18 @@ class FleetMeasured(NamedTuple):
     memory_mb: float
     held: int
     """Workers that were still connected at the end."""
+    join_s: float
+    """Until the last one had joined."""
+    gone_per_update: float
+    """Tasks that were handed back, since their version was no longer in memory when it was pulled."""
 
 
 class Laps:
-    """Waiting times of those requests that began in the window that is measured."""
+    """Waiting times of the updates that were acknowledged in the window that is measured."""
 
     def __init__(self) -> None:
-        self.open = False
+        self.open, self.acknowledged, self.gone = False, 0, 0
+        """Is it open now; how many there were since the start; and pulls in the window that came too late."""
         self.pulls: list[float] = []
         self.pushes: list[float] = []
 
@@ -63,9 +70,16 @@ async def _work(line: Line, joined: dict[str, Any], asked: dict[str, Any], laps:
     session, answer = f"Offbeat-Session: {joined['session']}\r\n", asked
     while True:
         if answer.get("state") == "working":
-            lease, counts = answer["lease"], laps.open
-            begun = perf_counter()
-            model = await line.request("GET", lease["model"], session)
+            lease, begun = answer["lease"], perf_counter()
+            try:
+                model = await line.request("GET", lease["model"], session)
+            except RefusedByServer as refused:
+                if refused.status != GONE:
+                    raise
+                laps.gone += laps.open
+                await line.request("DELETE", f"/v1/tasks/{lease['task']}", session)
+                answer = json.loads(await line.request("POST", f"/v1/workers/{joined['worker']}/ask", session))
+                continue
             pulled = perf_counter()
             head = (
                 f"{session}Content-Type: application/octet-stream\r\nOffbeat-Samples: 1\r\nOffbeat-Gradients: 1\r\n"
@@ -73,7 +87,8 @@ async def _work(line: Line, joined: dict[str, Any], asked: dict[str, Any], laps:
             )
             ready = perf_counter()
             await line.request("PUT", f"/v1/tasks/{lease['task']}/update", head, model)
-            if counts:
+            laps.acknowledged += 1
+            if laps.open:
                 laps.pulls.append(pulled - begun)
                 laps.pushes.append(perf_counter() - ready)
         answer = json.loads(await line.request("POST", f"/v1/workers/{joined['worker']}/ask", session))
@@ -81,11 +96,12 @@ async def _work(line: Line, joined: dict[str, Any], asked: dict[str, Any], laps:
 
 async def _measured(served: Served, workers: int, seconds: float) -> FleetMeasured:
     crowd, laps, alive = Crowd(served.url), Laps(), list[asyncio.Task[None]]()
-    gate = asyncio.Semaphore(AT_A_TIME)
+    gate, all_there = asyncio.Semaphore(AT_A_TIME), asyncio.Event()
 
     async def live(number: int) -> None:
         async with gate:
             line, joined = await crowd.joined(number)
+        await all_there.wait()
         asked = json.loads(
             await line.request(
                 "POST", f"/v1/workers/{joined['worker']}/ask", f"Offbeat-Session: {joined['session']}\r\n"
@@ -97,11 +113,13 @@ async def _measured(served: Served, workers: int, seconds: float) -> FleetMeasur
         alive += [asyncio.create_task(live(number)) for number in range(workers)]
         begun = perf_counter()
         while len(crowd.lines) < workers:
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(LOOK_S)
             _raise_first(alive)
             if perf_counter() - begun > JOIN_S:
                 raise OffbeatError(f"only {len(crowd.lines)} of {workers} workers joined within {JOIN_S:g} s")
-        await asyncio.sleep(SETTLE_S)
+        join_s = perf_counter() - begun
+        all_there.set()
+        await _settled(laps, workers // BUSY)
         used, first = cpu_s(served.process.pid), perf_counter()
         laps.open = True
         await asyncio.sleep(seconds)
@@ -110,15 +128,23 @@ async def _measured(served: Served, workers: int, seconds: float) -> FleetMeasur
         _raise_first(alive)
         pulls, pushes, count = _percentiles(laps.pulls), _percentiles(laps.pushes), len(laps.pushes)
         held = sum(not task.done() for task in alive)
-        grown = memory(served.process.pid).own / MB
+        each, grown = max(count, 1), memory(served.process.pid).own / MB
+        waits, cost = (*pulls, *pushes), used / each * 1e3
         return FleetMeasured(
-            *(workers, workers // BUSY, count / took, *pulls, *pushes, used / max(count, 1) * 1e3, grown, held)
+            *(workers, workers // BUSY, count / took, *waits, cost, grown, held, join_s, laps.gone / each)
         )
     finally:
         for task in alive:
             task.cancel()
         await asyncio.gather(*alive, return_exceptions=True)
         crowd.disconnect()
+
+
+async def _settled(laps: Laps, updates: int) -> None:
+    """Wait until so many were acknowledged, or for a minute."""
+    begun = perf_counter()
+    while laps.acknowledged < updates and perf_counter() - begun < SETTLE_S:
+        await asyncio.sleep(LOOK_S)
 
 
 def _raise_first(alive: list[asyncio.Task[None]]) -> None:
@@ -138,10 +164,8 @@ def measure(workers: int, seconds: float) -> FleetMeasured:
     if hard != resource.RLIM_INFINITY and hard < workers + FILES_BESIDE:
         raise OffbeatError(f"this system allows {hard} open files, {workers + FILES_BESIDE} are needed (ulimit -Hn)")
     busy = str(workers // BUSY)
-    options = (
-        *("--devices", str(workers), "--in-flight-max", busy, "--queue-max", busy, "--uploads-max", busy),
-        *("--connections-share", "1", "--uploads-share", "1", "--poll-s", str(POLL_S)),
-    )
+    alone = ("--connections-share", "1", "--uploads-share", "1")  # all of them come from one address
+    options = ("--devices", str(workers), "--in-flight-max", busy, *alone, "--poll-s", str(POLL_S))
     try:
         with files_allowed(workers + FILES_BESIDE), serving(place, FLOATS, *options, devices=workers) as served:
             return asyncio.run(_measured(served, workers, seconds))
@@ -173,13 +197,16 @@ def draw(found: list[FleetMeasured], path: Path) -> None:
 def main(workers: tuple[int, ...], seconds: float, path: Path | None, picture: Path | None) -> None:
     """Measure fleets of these sizes."""
     found = []
-    click.echo("workers  busy  updates/s  pull p50  p99  push p50  p99 ms  server ms/update  memory MB  held")
+    click.echo(
+        "workers  busy  updates/s  pull p50  p99  push p50  p99 ms  server ms/update  memory MB  held  joined s  gone"
+    )
     for count in workers:
         one = measure(count, seconds)
         found.append(one)
         click.echo(
             f"{one.workers:7,} {one.busy:5,} {one.updates_per_s:10.1f} {one.pull_p50_ms:9.0f} {one.pull_p99_ms:4.0f}"
             f" {one.push_p50_ms:9.0f} {one.push_p99_ms:7.0f} {one.server_ms:17.2f} {one.memory_mb:10.0f} {one.held:5,}"
+            f" {one.join_s:9.1f} {one.gone_per_update:5.2f}"
         )
     if path is not None:
         path.write_text(json.dumps([one._asdict() for one in found], indent=2))

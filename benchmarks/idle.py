@@ -31,6 +31,12 @@ KB = 1_000
 REFUSAL_MAX = 500
 
 
+class RefusedByServer(OffbeatError):
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(f"the server refused: {said}")
+        self.status = status
+
+
 class Line(NamedTuple):
     """A connection to the server, for one request at a time."""
 
@@ -45,10 +51,10 @@ class Line(NamedTuple):
     async def answer(self) -> bytes:
         """The body of the next answer; a refusal is an error."""
         first, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
-        length = next(int(text.partition(":")[2]) for text in lines if text.startswith("content-length:"))
+        length = next((int(text.partition(":")[2]) for text in lines if text.startswith("content-length:")), 0)
         body = await self.reader.readexactly(length)
         if first.split()[1][0] != "2":
-            raise OffbeatError(f"the server refused: {body[:REFUSAL_MAX].decode(errors='replace')}")
+            raise RefusedByServer(int(first.split()[1]), body[:REFUSAL_MAX].decode(errors="replace"))
         return body
 
     async def request(self, method: str, path: str, head: str = "", body: bytes = b"") -> bytes:

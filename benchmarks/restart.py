@@ -68,7 +68,7 @@ class ToldRun:
         facts, recorded = read_json(folder / RUN), read_json(folder / SETTINGS)
         about = TaskDescription(**{**facts["about"], "metrics": tuple(facts["about"]["metrics"])})
         own = {name: value for name, value in recorded.items() if name not in ("task", "served") and value is not None}
-        method = served_method(Settings.of(own), about, facts["silent_s"])
+        method = served_method(Settings.of(own), about, facts["silent_s"], facts["queue_max"])
         layout = layout_from(read_json(folder / "layout.json"))
         self.checkpoints, self.fold = Checkpoints(folder / "checkpoints", layout, Disk()), ServedFold()
         found = self.checkpoints.newest()

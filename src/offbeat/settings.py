@@ -21,6 +21,7 @@ from offbeat.errors import InvalidValue
 
 EPOCHS = 500
 IN_FLIGHT_MAX = 32
+QUEUE_MAX = 64
 EVALUATIONS = 100
 DEPRECATED = ("width", "vocabulary", "test_max")
 """Settings of single tasks, from before there was `task_args`."""
@@ -99,7 +100,11 @@ class Settings:
         "Served: give the place of a worker to others after this many seconds without a sign of life. "
         "[default: three heartbeats, 90]",
     )
-    queue_max: int = _server(64, "Updates that may wait to be mixed; workers with more are told to come back.")
+    queue_max: int = _server(
+        QUEUE_MAX,
+        "Updates that may wait to be mixed; workers with more are told to come back. Served, the default is at least "
+        "in_flight_max.",
+    )
     retry_after_s: float = _server(1.0, "Seconds after which a worker that met a full queue comes back.")
     answers_kept: int = _server(100_000, "Answers that are kept for updates that are pushed a second time.")
     released_kept: int = _server(100_000, "Released tasks that are kept, so that a late push is still judged.")
@@ -188,6 +193,14 @@ class Settings:
     def as_dict(self) -> dict[str, Any]:
         """Names and values, as they go into a run folder."""
         return asdict(self)
+
+
+def room_for(in_flight_max: int) -> int:
+    """Uploads, and updates in the queue, that a server with so many tasks in flight has room for, if nothing is said.
+
+    All of them may come at the same time.
+    """
+    return max(QUEUE_MAX, in_flight_max)
 
 
 class TaskArgs(dict[str, Scalar]):

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from offbeat.server.descriptors import refusal_of
+from offbeat.server.uploads import UPLOADS
 from tests.server.serving import TASK, Running, Worker, serving
 from tests.server.speaking import Line, file_of, head, ones, put, refused, until
 
@@ -135,3 +136,27 @@ def test_a_server_that_has_room_for_few_connections_says_so(tmp_path: Path, capl
         pass
     assert "only 1 connections at a time" in caplog.text
     assert "lower these" in caplog.text
+
+
+def test_the_limits_follow_the_tasks_in_flight_and_leave_connections_their_half(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    crowd = {"devices": 8, "tasks_per_device": 10**6, "in_flight_max": 8 * 10**6}
+    with serving(tmp_path, crowd) as running:
+        assert running.server.run.coordinator.plan.queue_max == 8 * 10**6
+        assert running.server.app[UPLOADS]._most == 8 * 10**6
+        assert Worker(running).work().status == 200
+    assert "connections at a time" not in caplog.text
+
+
+def test_what_is_chosen_is_not_raised(tmp_path: Path) -> None:
+    crowd = {"tasks_per_device": 100, "in_flight_max": 100, "queue_max": 3}
+    with serving(tmp_path, crowd, {"uploads_max": 2}) as running:
+        assert running.server.run.coordinator.plan.queue_max == 3
+        assert running.server.app[UPLOADS]._most == 2
+
+
+def test_few_tasks_in_flight_have_the_room_that_they_had(tmp_path: Path) -> None:
+    with serving(tmp_path, {"in_flight_max": 2}) as running:
+        assert running.server.run.coordinator.plan.queue_max == 64
+        assert running.server.app[UPLOADS]._most == 64

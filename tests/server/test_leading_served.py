@@ -41,7 +41,7 @@ LIMITS = {"checkpoint_every": 4, "poll_s": 0.05}
 def method_in(folder: Path) -> Method:
     facts = json.loads((folder / "run.json").read_text())
     about = TaskDescription(**{**facts["about"], "metrics": tuple(facts["about"]["metrics"])})
-    return served_method(Settings.of(recorded_settings(folder)), about, facts.get("silent_s"))
+    return served_method(Settings.of(recorded_settings(folder)), about, facts.get("silent_s"), facts.get("queue_max"))
 
 
 def led_in(folder: Path, change: Callable[[Method], Method] = lambda method: method) -> LedThrough:

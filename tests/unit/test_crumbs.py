@@ -46,10 +46,10 @@ def test_every_byte_is_taken_once_and_in_order(size: int, in_one_piece: bool) ->
 
 
 def test_memory_for_whole_updates_is_bounded_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_receiver, "WHOLE_BYTES_MAX", 3 * 1000)
+    monkeypatch.setattr(body_receiver, "WHOLE_BYTES_MAX", 4 * 1000)
     memory = UploadMemory(1000)
-    held = [memory.whole(1000) for _ in range(4)]
-    assert [view is not None for view in held] == [True, True, True, False]
+    held = [memory.whole(1000) for _ in range(5)]
+    assert [view is not None for view in held] == [True, True, True, True, False]
     assert memory.whole(999) is None
     part = held[0][100:] if held[0] is not None else None  # whatever refers to a part of it keeps all of it
     held[0] = None
@@ -59,4 +59,6 @@ def test_memory_for_whole_updates_is_bounded_and_comes_back(monkeypatch: pytest.
 
 
 def test_a_model_that_is_too_large_is_received_in_pieces() -> None:
-    assert UploadMemory(body_receiver.WHOLE_BYTES_MAX + 1).whole(body_receiver.WHOLE_BYTES_MAX + 1) is None
+    most = body_receiver.WHOLE_BYTES_MAX // body_receiver.WHOLE_MIN
+    assert UploadMemory(most).whole(most) is not None
+    assert UploadMemory(most + 1).whole(most + 1) is None

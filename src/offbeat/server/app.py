@@ -66,7 +66,7 @@ _RIGHT_OF = {route.handler: route.right for route in ROUTES}
 def make_app(context: ServerContext, names: OwnNames | None = None) -> web.Application:
     app = web.Application(client_max_size=JSON_BYTES_MAX, middlewares=[refusing, admitting])
     app[CONTEXT], app[OWN_NAMES] = context, names or OwnNames.of(context.limits)
-    app[uploads.UPLOADS] = uploads.Uploads(context.limits)
+    app[uploads.UPLOADS] = uploads.Uploads(context.limits, context.run.coordinator.plan.in_flight_max)
     for route in ROUTES:
         for method in (route.method, *HEAD_TOO.get(route.method, ())):
             app.router.add_route(method, route.path, route.handler, expect_handler=expecting)

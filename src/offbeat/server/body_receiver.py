@@ -29,7 +29,8 @@ PIECE = 1 << 20
 """Bytes that are worth a visit of a thread that writes them."""
 WHOLE_BYTES_MAX = 96 << 20
 """Memory for updates that are received in one piece, all together."""
-WHOLE_MAX = 64
+WHOLE_MIN, WHOLE_MAX = 4, 64
+"""Updates that this is for: where fewer fit, all are received in small pieces. Most would be anyway."""
 SPARE_MAX, SPARE_PIECES_MAX = 8, 32
 """Free buffers that are kept."""
 ALIGNED = 64
@@ -41,7 +42,8 @@ class UploadMemory:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        most = min(WHOLE_MAX, WHOLE_BYTES_MAX // max(1, size))
+        room = min(WHOLE_MAX, WHOLE_BYTES_MAX // max(1, size))
+        most = room if room >= WHOLE_MIN else 0
         self._wholes = BufferPool(-(-size // FLOAT_BYTES), min(SPARE_MAX, most))
         self._pieces = BufferPool(PIECE // FLOAT_BYTES, SPARE_PIECES_MAX)
         self._places: deque[None] = deque([None] * most)

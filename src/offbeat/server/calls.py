@@ -69,7 +69,7 @@ async def join(request: web.Request) -> web.Response:
     if device is not None and not 0 <= device < context.devices:
         raise Refusal("bad_request", f"device is {device} but must lie in 0..{context.devices - 1}")
     declaration = claims.declaration_in(context, body)
-    async with context.joining:
+    async with context.joining.setdefault(name, asyncio.Lock()):
         secret, session = await _joined(context, name, device, holding)
     await claims.note(context, session, declaration)
     return answer(_about(context, session, secret), status=201)
@@ -101,18 +101,19 @@ async def _joined(
     context: ServerContext, name: str, device: int | None, holding: int | None
 ) -> tuple[str, WorkerSession]:
     sessions = context.sessions
-    if sessions.known(name) is None and len(sessions) >= context.limits.workers_max:
+    if not sessions.has_room(name, context.limits.workers_max):
         raise Refusal("not_now", f"workers_max is {context.limits.workers_max}, and they have joined", retry_after_s=60)
     worker = sessions.number(name)
     if device is None:
         device = sessions.device(name, context.devices)
-    silent = await _release_other(context, worker, holding)
     secret = new_secret(worker)
     facts = (worker, device, name, digest_of(secret))
-    await context.tell(lambda at: messages.WorkerJoined(at, *facts))
-    if silent is not None:
-        await context.tell(lambda at: messages.HeartbeatArrived(at, silent, worker))
-    return secret, sessions.take(messages.WorkerJoined(0.0, *facts))
+    with sessions.coming(name, device):
+        silent = await _release_other(context, worker, holding)
+        await context.tell(lambda at: messages.WorkerJoined(at, *facts))
+        if silent is not None:
+            await context.tell(lambda at: messages.HeartbeatArrived(at, silent, worker))
+        return secret, sessions.take(messages.WorkerJoined(0.0, *facts))
 
 
 async def _release_other(context: ServerContext, worker: int, holding: int | None) -> int | None:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib.metadata import version
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 
@@ -62,7 +63,9 @@ class ServerContext:
         self.asked = AskedWork.of(begun.about, settings, limits.gradients_max)
         self.reports = Reports(begun.method.plan.evaluate_every)
         self.heartbeat_s = heartbeat_s_of(begun.method.plan)
-        self.joining, self.committed = asyncio.Lock(), asyncio.Event()
+        self.committed = asyncio.Event()
+        self.joining: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Two processes under one name join one after the other."""
         self.disk_pool = ThreadPoolExecutor(8, "disk")
         self.upload_memory = UploadMemory(run.updates.size)
         self.finished = run.coordinator.finished

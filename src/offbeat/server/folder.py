@@ -30,7 +30,7 @@ from offbeat.protocol.ends import Ends
 from offbeat.protocol.plan import Plan, Target
 from offbeat.server.capture import forget_held
 from offbeat.server.served_run import ServedRun
-from offbeat.settings import Settings
+from offbeat.settings import QUEUE_MAX, Settings, room_for
 from offbeat.storage.backup_marker import BackupMarker, named_fork
 from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import read_json, sealed
@@ -89,7 +89,7 @@ def begin(
             _refuse_another(path, x_0)
         facts = read_json(path / RUN)
         about = TaskDescription(**{**facts["about"], "metrics": tuple(facts["about"]["metrics"])})
-        method = served_method(settings, about, facts.get("silent_s"))
+        method = served_method(settings, about, facts.get("silent_s"), facts.get("queue_max"))
         forget_held(path)
         fork = named_fork(path, facts["run"], Disk())
         return Begun(folder, fork.fork if fork else facts["run"], about, method, names, ends, fork)
@@ -112,8 +112,13 @@ def silent_s_of(settings: Settings) -> float | None:
     return held_s if isfinite(held_s) else None
 
 
-def served_method(settings: Settings, about: TaskDescription, silent_s: float | None) -> Method:
-    """The method of a served run; what a server cannot do is refused."""
+def served_method(
+    settings: Settings, about: TaskDescription, silent_s: float | None, queue_max: int | None = None
+) -> Method:
+    """The method of a served run; what a server cannot do is refused.
+
+    `queue_max` is what was written down when it began; a run of before, which has none, keeps that of its settings.
+    """
     if about.refreshes:
         raise InvalidValue(
             f"batch_norm is {about.batch_norm!r}, which runs the task's code at every mixing; "
@@ -121,6 +126,8 @@ def served_method(settings: Settings, about: TaskDescription, silent_s: float | 
         )
     method = method_of(settings, about)
     plan = method.plan
+    if queue_max is not None:
+        plan = replace(plan, queue_max=queue_max)
     if plan.bad_updates_max is None:
         plan = replace(plan, bad_updates_max=BAD_UPDATES_MAX)
     check_target(plan.target, about)
@@ -165,12 +172,16 @@ def _first(path: Path, settings: Settings, process: TaskProcess, x_0: Path | Non
         about = process.about()
         silent_s = silent_s_of(settings)
         method = served_method(settings, about, silent_s)
+        queue_max = settings.queue_max
+        if queue_max == QUEUE_MAX:
+            queue_max = room_for(method.plan.in_flight_max)
+            method = served_method(settings, about, silent_s, queue_max)
         layout = process.initial(settings.seed, path / X_0)
         if x_0 is not None:
             _keep(path / X_0, _model(x_0, layout), disk)
         model = _model(path / X_0, layout)
         facts: dict[str, Any] = {"run": secrets.token_hex(8), "about": asdict(about), "silent_s": silent_s}
-        facts |= {"x_0_sha256": digest_of_file(path / X_0)}
+        facts |= {"queue_max": queue_max, "x_0_sha256": digest_of_file(path / X_0)}
         disk.write_whole(path / RUN, [sealed(json.dumps(facts, indent=2))])
         ServedRun.begin(path, model, method, disk)
     except BaseException:

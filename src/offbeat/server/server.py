@@ -23,6 +23,7 @@ from offbeat.errors import OffbeatError
 from offbeat.hosting.task_identity import identity
 from offbeat.hosting.task_process import TaskProcess
 from offbeat.protocol.ends import Ends
+from offbeat.protocol.plan import Plan
 from offbeat.server.access import TOKENS, TokenBook
 from offbeat.server.app import make_app
 from offbeat.server.certificates import names_of, server_context
@@ -182,7 +183,7 @@ class Server:
         )
         await self.runner.setup()
         limits = self.options.limits
-        beside = FILES_MIN + FILES_PER_UPLOAD * limits.uploads_max + self.options.settings.queue_max
+        beside = _files_beside(limits, self.begun.method.plan)
         most = _raise_file_limit(limits.connections_max, beside)
         if most < min(limits.connections_max, FEW_CONNECTIONS):
             log.warning(
@@ -372,6 +373,15 @@ def _access(settings: AccessSettings) -> tuple[TokenBook | None, ssl.SSLContext 
     book = TokenBook(settings.folder / TOKENS)
     book.entries()  # a damaged one is refused here, not at the first request
     return book, server_context(settings.folder)
+
+
+def _files_beside(limits: ServerSettings, plan: Plan) -> int:
+    """Open files that are kept for others than connections; where `uploads_max` is not set, half of them at most."""
+    beside = FILES_MIN + FILES_PER_UPLOAD * limits.uploads_at_once(plan.in_flight_max) + plan.queue_max
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if limits.uploads_max is not None or hard == resource.RLIM_INFINITY:
+        return beside
+    return min(beside, max(FILES_MIN, hard // 2))
 
 
 def _raise_file_limit(wanted: int, beside: int) -> int:

@@ -2,6 +2,7 @@
 
 Rules kept here:
 - A name keeps its number for ever, over restarts of either side; the ledger is where this is remembered.
+- Workers join at the same time, and wait for the disk together; no two of them are given one number or one free device.
 - A secret is made anew whenever a worker joins, so of two processes under one name the older one is shut out. Only a
   digest of it is kept.
 """
@@ -9,7 +10,8 @@ Rules kept here:
 import hmac
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +50,8 @@ class WorkerSessions:
         self._on: Counter[int] = Counter()
         self._free = 0
         """No device below this one is free."""
+        self._coming: set[str] = set()
+        """New names that are about to join."""
         self.restore(state)
 
     def __len__(self) -> int:
@@ -80,19 +84,40 @@ class WorkerSessions:
         while free < devices and self._on[free]:
             free += 1
         self._free = free
-        return free if free < devices else len(self._of) % devices
+        return free if free < devices else (len(self._of) + len(self._coming)) % devices
+
+    def has_room(self, name: str, workers_max: int) -> bool:
+        """May a worker of this name join, where no more than these may?"""
+        return self.known(name) is not None or len(self._of) + len(self._coming) < workers_max
+
+    @contextmanager
+    def coming(self, name: str, device: int) -> Iterator[None]:
+        """While a worker joins: its device is not free, and its place is taken."""
+        if self.known(name) is None:
+            self._coming.add(name)
+        self._on[device] += 1
+        try:
+            yield
+        finally:
+            self._coming.discard(name)
+            self._leave(device)
 
     def take(self, event: WorkerJoined) -> WorkerSession:
         before = self._of.get(event.worker)
         if before is not None:
-            self._on[before.device] -= 1
-            self._free = min(self._free, before.device)
+            self._leave(before.device)
         samples = None if before is None or before.device != event.device else before.samples
         session = WorkerSession(event.worker, event.name, event.device, event.session, samples)
         self._of[event.worker], self._number[event.name] = session, event.worker
         self._next = max(self._next, event.worker + 1)
         self._on[event.device] += 1
+        self._coming.discard(event.name)
         return session
+
+    def _leave(self, device: int) -> None:
+        self._on[device] -= 1
+        if not self._on[device]:
+            self._free = min(self._free, device)
 
     def declared(self, worker: int, samples: int | None, base: str) -> None:
         """From now on the worker is held to this."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from offbeat.errors import InvalidValue
 from offbeat.server.host_names import LOOPBACK, names_in
+from offbeat.settings import QUEUE_MAX, room_for
 
 RATE_MAX = 1 << 30
 
@@ -27,7 +28,11 @@ class ServerSettings:
     workers_max: int = _setting(100_000, "Most workers that may join.")
     connections_max: int = _setting(20_000, "Most connections at a time.")
     connections_share: float = _setting(0.5, "Largest part of the connections that one token or address may have.")
-    uploads_max: int = _setting(64, "Most uploads at a time; further workers are told to come back.")
+    uploads_max: int | None = _setting(
+        None,
+        "Most uploads at a time; further workers are told to come back. "
+        f"[default: {QUEUE_MAX}, or in_flight_max, if that is more]",
+    )
     uploads_share: float = _setting(0.25, "Part of the uploads that one token or address keeps when others want to.")
     upload_rate_min: int = _setting(1024, "Bytes per second below which an upload is cut; the worker can resume it.")
     listeners_max: int = _setting(256, "Most listeners to events at a time, those of the page included.")
@@ -52,7 +57,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         at_least_1 = ("workers_max", "connections_max", "uploads_max", "listeners_max", "checkpoint_every")
         for name in (*at_least_1, "updates_bytes_max", "versions_bytes_max", "updater_threads", "evaluation_threads"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InvalidValue(f"{name} is {getattr(self, name)} but must be a whole number >= 1")
         self._check_fair()
         self._check_claims()
@@ -89,6 +94,10 @@ class ServerSettings:
         if not isinstance(self.public_name, str):
             raise InvalidValue(f"public_name is {self.public_name!r}; write the names as one text, with commas")
         names_in(self.public_name)  # refused here where one of them is none
+
+    def uploads_at_once(self, in_flight_max: int) -> int:
+        """`uploads_max`, or what suits so many tasks in flight."""
+        return room_for(in_flight_max) if self.uploads_max is None else self.uploads_max
 
     @property
     def public_names(self) -> tuple[str, ...]:

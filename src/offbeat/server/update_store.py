@@ -23,8 +23,13 @@ from offbeat.wire import BadPayload, ExpectedHeader, Header, HeaderReader, carri
 
 PART, WHOLE = ".part", ".safetensors"
 NO_LIMIT = 1 << 62
-CACHED = 1 << 20
-"""Bytes that are hashed, looked at and written in one go: they stay in the processor's cache meanwhile."""
+CACHED = 128 << 10
+"""Bytes that are hashed, looked at and written in one go: they stay in the processor's cache meanwhile.
+
+Not more, though it would save calls: the system keeps what one call writes in as large pages as it can, and makes them
+of memory that was long unused. On a virtual machine its host may have taken that back, and writing then took ten times
+as long.
+"""
 FLOAT_BYTES = 4
 
 

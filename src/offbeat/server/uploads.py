@@ -88,9 +88,9 @@ class Uploads:
     which hardly moves. So no client can keep the others waiting, by many uploads or by slow ones.
     """
 
-    def __init__(self, limits: ServerSettings) -> None:
-        self._limits, self._most = limits, limits.uploads_max
-        self._each = max(1, int(limits.uploads_max * limits.uploads_share))
+    def __init__(self, limits: ServerSettings, in_flight_max: int) -> None:
+        self._limits, self._most = limits, limits.uploads_at_once(in_flight_max)
+        self._each = max(1, int(self._most * limits.uploads_share))
         self._grace_s = min(GRACE_S, limits.stall_s)
         self._of: dict[int, UploadSlot] = {}
         self.whole: dict[int, str] = {}

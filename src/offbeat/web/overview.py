@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from offbeat.settings import EPOCHS
+from offbeat.settings import EPOCHS, QUEUE_MAX, room_for
 from offbeat.storage.fleet_fold import RATE_UPDATES
 from offbeat.storage.version_fold import VersionFold
 from offbeat.web.json_twins import metrics_of, said, thinned
@@ -156,8 +156,11 @@ def _of_fleet(reading: RunReader) -> tuple[str, str] | None:
 
 
 def _of_queue(reading: RunReader) -> tuple[str, str] | None:
-    fleet, queue_max = reading.fleet, reading.settings.get("queue_max")
-    if queue_max is not None and fleet.queued >= queue_max:
+    fleet, chosen = reading.fleet, reading.settings
+    room = chosen.get("queue_max", QUEUE_MAX)
+    if reading.served and room == QUEUE_MAX:
+        room = room_for(chosen.get("in_flight_max") or 0)
+    if fleet.queued >= room:
         return "warning", "queue full: workers are told to wait"
     last = fleet.applied_at[-1] if fleet.applied_at else 0.0
     silent_s = reading.now() - last
