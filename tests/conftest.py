@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from offbeat.sim import lockstep
+from offbeat.sim.run import plots
 
 if find_spec("hypothesis"):  # the environment of Flower's tests has none
     from hypothesis import HealthCheck, settings
@@ -22,14 +22,13 @@ def _blank_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
     tests/unit/test_plots.py renders them, and so do the programs that tests start.
     """
-    plots = lockstep.plots
 
     def run_folder(path: Path) -> list[Path]:
         with patch.object(plots(), "_saved", _blank):
             files: list[Path] = plots().run_folder(path)
             return files
 
-    monkeypatch.setattr(lockstep, "plots", lambda: plots() and SimpleNamespace(run_folder=run_folder))
+    monkeypatch.setattr("offbeat.sim.lockstep.plots", lambda: plots() and SimpleNamespace(run_folder=run_folder))
 
 
 def _blank(_figure: object, folder: Path, name: str) -> list[Path]:
