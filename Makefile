@@ -9,6 +9,8 @@ FLOWER_READY := $(FLOWER)/.ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+# The tests start hundreds of processes: each would compile the package for itself.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-slow test-flower check coverage bench soak faults clean
 

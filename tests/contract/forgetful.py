@@ -1,5 +1,6 @@
 """A disk that forgets everything that was not brought to it, and tells at every moment what a power cut would leave."""
 
+import re
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -18,6 +19,8 @@ class Forgetful(Disk):
         """`keeps_names`: names survive at once, contents do not. `moment` gets the image after every operation."""
         self.root, self.keeps_names, self.moment = root, keeps_names, moment
         self.lock = threading.RLock()
+        self.operation = ""
+        """The kind of the last operation: what was done, and to which kind of file."""
         self._next = 0
         self._now: dict[Path, int] = {}
         self._durable_names: dict[Path, dict[str, int]] = {}
@@ -31,34 +34,34 @@ class Forgetful(Disk):
             if path not in self._now:
                 self._next += 1
                 self._now[path] = self._next
-            self._passed()
+            self._passed("wrote", path)
 
     def synced(self, path: Path) -> None:
         with self.lock:
             self._durable_contents[self._now[path]] = path.read_bytes()
-            self._passed()
+            self._passed("synced", path)
 
     def renamed(self, old: Path, new: Path) -> None:
         with self.lock:
             self._now[new] = self._now.pop(old)
-            self._passed()
+            self._passed("renamed", new)
 
     def removed(self, path: Path) -> None:
         with self.lock:
             self._now.pop(path, None)
-            self._passed()
+            self._passed("removed", path)
 
     def synced_folder(self, path: Path) -> None:
         with self.lock:
             self._durable_names[path] = {file.name: number for file, number in self._now.items() if file.parent == path}
-            self._passed()
+            self._passed("synced_folder", path)
 
     def committed(self, path: Path) -> None:
         with self.lock:
             connection = sqlite3.connect(path)
             self._databases[str(path.relative_to(self.root))] = connection.serialize()
             connection.close()
-            self._passed()
+            self._passed("committed", path)
 
     # --- what would be left ------------------------------------------------------------------------------------------
 
@@ -75,7 +78,8 @@ class Forgetful(Disk):
             left[str(path.relative_to(self.root))] = self._durable_contents.get(number, b"")
         return left
 
-    def _passed(self) -> None:
+    def _passed(self, done: str, path: Path) -> None:
+        self.operation = f"{done} {re.sub(r'[0-9]+', '#', str(path.relative_to(self.root)))}"
         self.moment(self.image())
 
 

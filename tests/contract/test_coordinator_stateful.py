@@ -999,15 +999,16 @@ def an_impatient_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate_module, "MEDIAN_OF", MEDIAN_OF)
 
 
+@pytest.mark.parametrize("stories", [12, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_whatever_happens_the_promises_are_kept(case: Case) -> None:
+def test_whatever_happens_the_promises_are_kept(case: Case, stories: int) -> None:
     class ThisChaos(Chaos):
         def __init__(self) -> None:
             super().__init__(case)
 
     run_state_machine_as_test(
         ThisChaos,
-        settings=settings(derandomize=True, deadline=None, max_examples=40, stateful_step_count=50),
+        settings=settings(derandomize=True, deadline=None, max_examples=stories, stateful_step_count=50),
     )
 
 

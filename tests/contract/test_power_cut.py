@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -129,34 +130,78 @@ def finished(run: ServedRun) -> None:
     assert run.driver.failure is None
 
 
+@dataclass
+class Cut:
+    """What a power cut leaves. Several operations in a row may leave the same: one restart tests them all."""
+
+    image: Image
+    kinds: set[str] = field(default_factory=set)
+    told: set[int] = field(default_factory=set)
+    """The tasks acknowledged until the last of these operations."""
+
+
+class Cuts:
+    """Every image that differs from all others, in the order of the operations."""
+
+    def __init__(self, root: Path, *, keeps_names: bool) -> None:
+        self.disk = Forgetful(root, keeps_names=keeps_names, moment=self._passed)
+        self.operations = 0
+        self.acknowledged: set[int] = set()
+        self._cuts: dict[frozenset[tuple[str, bytes]], Cut] = {}
+
+    def acknowledge(self, task: int) -> None:
+        with self.disk.lock:
+            self.acknowledged.add(task)
+
+    def forget(self) -> None:
+        """Only what follows the last operation is of interest."""
+        self._cuts = dict([self._cuts.popitem()])
+
+    def all(self) -> list[Cut]:
+        return [*self._cuts.values()]
+
+    def some_of_each_kind(self) -> list[Cut]:
+        """The first, the middle and the last one after every kind of operation."""
+        kinds = sorted(set[str]().union(*(cut.kinds for cut in self.all())))
+        taken = set[int]()
+        for kind in kinds:
+            found = [number for number, cut in enumerate(self.all()) if kind in cut.kinds]
+            taken |= {found[0], found[len(found) // 2], found[-1]}
+        return [cut for number, cut in enumerate(self.all()) if number in taken]
+
+    def _passed(self, image: Image) -> None:
+        self.operations += 1
+        cut = self._cuts.setdefault(frozenset(image.items()), Cut(image))
+        cut.kinds.add(self.disk.operation)
+        cut.told |= self.acknowledged
+
+
+@pytest.mark.parametrize("choose", [Cuts.some_of_each_kind, pytest.param(Cuts.all, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("keeps_names", [False, True])
-@pytest.mark.parametrize("name", ["fedasync", *(pytest.param(name, marks=pytest.mark.slow) for name in [*RULES][1:])])
-def test_nothing_acknowledged_is_ever_missing(name: str, keeps_names: bool, tmp_path: Path) -> None:
-    moments: list[tuple[Image, list[int]]] = []
-    acknowledged: list[int] = []
+@pytest.mark.parametrize("name", RULES)
+def test_nothing_acknowledged_is_ever_missing(
+    name: str, keeps_names: bool, choose: Callable[[Cuts], list[Cut]], tmp_path: Path
+) -> None:
     root = tmp_path / "run"
     root.mkdir()
-    disk = Forgetful(root, keeps_names=keeps_names, moment=lambda image: moments.append((image, acknowledged.copy())))
-    ServedRun.begin(root, X_0, method(name), disk)
-    ready, outside = len(moments), Outside()
-    run = served(root, name, disk, outside)
+    cuts = Cuts(root, keeps_names=keeps_names)
+    ServedRun.begin(root, X_0, method(name), cuts.disk)
+    cuts.forget()
+    outside = Outside()
+    run = served(root, name, cuts.disk, outside)
     run.start()
-
-    def note(task: int) -> None:
-        with disk.lock:
-            acknowledged.append(task)
-
-    script(run, outside, note)
+    script(run, outside, cuts.acknowledge)
     finished(run)
-    assert len(moments) > 100
-    assert len(acknowledged) >= 12
-    for number, (image, told) in enumerate(moments[ready - 1 :]):
+    assert cuts.operations > 100
+    assert len(cuts.all()) > 50
+    assert len(cuts.acknowledged) >= 12
+    for number, cut in enumerate(choose(cuts)):
         folder = tmp_path / str(number)
-        restore(image, folder)
+        restore(cut.image, folder)
         again = served(folder, name, Disk(), Outside())
         applied = [d.lease.task for d in map(as_decision, again.ledger.rows("decided")) if d.mix is not None]
         assert sorted(applied) == sorted(set(applied)), "exactly once"
-        assert set(told) <= set(applied), f"acknowledged and gone after operation {number}"
+        assert cut.told <= set(applied), f"acknowledged and gone after {cut.kinds}"
         again.start()
         finished(again)
         assert again.mixer.x.vector.tobytes() == expected(again).vector.tobytes()

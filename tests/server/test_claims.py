@@ -460,6 +460,8 @@ def worked(running: Running, folder: Path, task: str, name: str = "real") -> lis
     """What a real worker says, until the run is finished."""
     (folder / "own").mkdir(exist_ok=True)
     (folder / "own" / "line.py").write_text(task)
+    # Python takes bytecode for current where a file has the same size and was written in the same second.
+    shutil.rmtree(folder / "own" / "__pycache__", ignore_errors=True)
     said: list[str] = []
     settings = WorkerSettings(server=running.url)
     http = HttpClient(settings.address, common_headers(None), settings.context(), settings.timeouts)

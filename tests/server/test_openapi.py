@@ -29,10 +29,8 @@ OPERATIONS = {
 REFUSALS = sorted({str(kind.status) for kind in KINDS.values() if kind.status < 500})
 CONFIG = schemathesis.Config.from_dict({"checks": {"negative_data_rejection": {"expected-statuses": REFUSALS}}})
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT, config=CONFIG)
-EXAMPLES = 20
-OVER_AND_OVER = settings(
-    max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
+EXAMPLES = [8, pytest.param(20, marks=pytest.mark.slow)]
+OVER_AND_OVER = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 ENDLESS = "events"
 """It streams without end: tests/server/test_views.py asks for it by hand."""
 NAMES = count()
@@ -214,11 +212,12 @@ CHANCE = {
 """What may come of a request that the document allows, where that depends on the run."""
 
 
+@pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize(("name", "mode"), MODES)
-def test_strangers_get_what_the_document_says(running: Running, name: str, mode: GenerationMode) -> None:
+def test_strangers_get_what_the_document_says(running: Running, name: str, mode: GenerationMode, examples: int) -> None:
     with requests.Session() as session:
 
-        @OVER_AND_OVER
+        @settings(OVER_AND_OVER, max_examples=examples)
         @given(case=operation_of(name).as_strategy(mode))
         def tried(case: Request) -> None:
             kept(case, running, session, positive_data_acceptance)
@@ -226,12 +225,13 @@ def test_strangers_get_what_the_document_says(running: Running, name: str, mode:
         tried()
 
 
+@pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize(("name", "mode"), MODES)
-def test_workers_get_what_the_document_says(running: Running, name: str, mode: GenerationMode) -> None:
+def test_workers_get_what_the_document_says(running: Running, name: str, mode: GenerationMode, examples: int) -> None:
     fleet = Fleet(running)
     with requests.Session() as session:
 
-        @OVER_AND_OVER
+        @settings(OVER_AND_OVER, max_examples=examples)
         @given(case=operation_of(name).as_strategy(mode))
         def tried(case: Request) -> None:
             fleet.fill_in(case)

@@ -44,8 +44,16 @@ def test_one_seed_is_one_run(method: str) -> None:
     assert first.summary["t"] == METHODS[method]["epochs"]
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("stop_at", [1, 60, 130])
+@pytest.mark.parametrize(
+    ("stop_at", "method"),
+    [(60, method) for method in METHODS]
+    + [(stop_at, method) for stop_at in (1, 130) for method in ("fedbuff", "lossy", "slow fedavg")]
+    + [
+        pytest.param(stop_at, method, marks=pytest.mark.slow)
+        for stop_at in (1, 130)
+        for method in sorted({*METHODS} - {"fedbuff", "lossy", "slow fedavg"})
+    ],
+)
 def test_an_interrupted_run_ends_with_the_bits_of_an_uninterrupted_one(
     method: str, stop_at: int, tmp_path: Path
 ) -> None:

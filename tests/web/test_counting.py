@@ -18,7 +18,7 @@ from offbeat.web.run_reader import RunReader
 from tests.simulation import faults
 from tests.web.looking import SOME, Told, rows_of, simulated
 
-SEEDS = range(24)
+SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 24))]
 EVERY = 41
 """Events between two looks: rows of one moment fall into two looks as well as into one."""
 
