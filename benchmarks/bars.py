@@ -62,8 +62,8 @@ KERNEL = (
     Bar("kernel_queued_1e8", "8 queued updates in one pass, 1e8, 2 threads", "updates/s", "one by one", 1.8),
 )
 SIM = (
-    Bar("sim_s_uniform", "sim S, uniform:0.5,1.5", "tasks/s", ONE_THREAD, 15),
-    Bar("sim_s_lognormal", "sim S, lognormal:1.5", "tasks/s", ONE_THREAD, 5),
+    Bar("sim_s_uniform", "sim S, uniform:0.5,1.5", "tasks/s", ONE_THREAD, 18),
+    Bar("sim_s_lognormal", "sim S, lognormal:1.5", "tasks/s", ONE_THREAD, 17),
     Bar("sim_s_comparison", "sim S, comparison of 10 seeds", "tasks/s", ONE_THREAD, 20),
     Bar("sim_m_two_threads", "sim M (CNN, 1 M parameters), 2 cores", "tasks/s", TWO_THREADS, 1.3),
     Bar("sim_m_one_thread", "sim M, 2 cores", "tasks/s", ONE_THREAD, 0.97),
@@ -76,8 +76,8 @@ SIM = (
     Bar("events_1e6_of_1e3", "coordinator and ledger, 1e6 devices", "events/s", "1e3 devices", 0.7),
 )
 NET = (
-    Bar("net_10mb_raw", "served, 10 MB, durable, 8 workers", "updates/s", "raw sockets and fsync", 0.5),
-    Bar("net_10mb_appfl", "served, 10 MB, durable, 8 workers", "updates/s", "APPFL", 20),
+    Bar("net_10mb_raw", "served, 10 MB, durable, 8 workers", "updates/s", "raw sockets and fsync", 0.4),
+    Bar("net_10mb_appfl", "served, 10 MB, durable, 8 workers", "updates/s", "APPFL", 25),
     Bar("net_10mb_flower", "served, 10 MB, durable, 8 workers", "updates/s", "Flower", 50),
     Bar("net_100mb_memory", "server's peak memory, 100 MB x 8 workers", "MB", "the bar", 1_000, "at most"),
     Bar("idle_held", "idle workers held", "workers", "the bar", 5_000, "at least"),
