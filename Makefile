@@ -21,7 +21,8 @@ test: $(READY) ## all tests but the slow ones
 	@$(BIN)/pytest -q -m "not slow" --numprocesses 2 --dist loadfile
 
 test-slow: $(READY) test-flower ## the slow ones
-	@$(BIN)/pytest -q -m slow --numprocesses 2 --dist loadfile
+	@$(BIN)/pytest -q -m "slow and not alone" --numprocesses 2 --dist loadfile
+	@$(BIN)/pytest -q -m alone
 
 test-flower: $(FLOWER_READY) ## those on Flower, which has an environment of its own
 	@$(FLOWER)/bin/pytest -q tests/flower src/offbeat/flower

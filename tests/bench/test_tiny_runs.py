@@ -148,6 +148,7 @@ def quick(folder: Path) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_command_prints_every_key_on_its_last_line_and_nothing_regressed_grossly(tmp_path: Path) -> None:
     worse: set[str] | None = None
     for number in range(TRIES):
