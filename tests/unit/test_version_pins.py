@@ -66,3 +66,15 @@ def test_a_version_that_was_pruned_is_gone(versions: VersionStore) -> None:
     versions.prune(needed=set(), newest=4)
     with versions.pinned(0), pytest.raises(VersionGone):
         versions.of(0)
+
+
+@pytest.mark.parametrize(
+    ("leased_max", "bytes_max", "kept"), [(0, 1 << 30, 64), (200, 1 << 30, 200), (200, 400_000, 25)]
+)
+def test_as_many_versions_can_be_pulled_as_may_be_leased_at_a_time(
+    leased_max: int, bytes_max: int, kept: int, tmp_path: Path
+) -> None:
+    store = VersionStore(tmp_path, X.layout, Disk(), on_disk=False, bytes_max=bytes_max, leased_max=leased_max)
+    for t in range(300):
+        store.add(t, X)
+    assert [t for t in range(300) if store.pull(t) is not None] == [*range(300 - kept, 300)]

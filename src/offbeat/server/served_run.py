@@ -93,6 +93,7 @@ class ServedRun:
             self.disk,
             on_disk=method.needs_versions,
             bytes_max=limits.versions_bytes_max,
+            leased_max=method.plan.in_flight_max,
         )
         self._file = folder / "ledger.sqlite"
         self.fold = fold or ServedFold()

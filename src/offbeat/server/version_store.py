@@ -22,7 +22,10 @@ from offbeat.storage.sealed_model import mapped_whole, sealed_parts
 from offbeat.wire import header_of
 
 KEPT_MAX = 64
-"""Versions that can be pulled, where there is room: the newest, and those before it that were just leased."""
+"""Versions that can be pulled, where there is room: the newest, and those before it that were just leased.
+
+More where more may be leased at a time: a thousand workers that ask together pull one after the other.
+"""
 KEPT_MIN = 2
 """Where there is room for a third: a worker that was leased a version just before the next one can still read it."""
 KEPT_PART = 4
@@ -37,12 +40,23 @@ class VersionGone(InvalidValue):
 class VersionStore:
     """The versions of one run; `on_disk` where the rule needs them again."""
 
-    def __init__(self, folder: Path, layout: Layout, disk: Disk, *, on_disk: bool, bytes_max: int = BYTES_MAX) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        disk: Disk,
+        *,
+        on_disk: bool,
+        bytes_max: int = BYTES_MAX,
+        leased_max: int = 0,
+    ) -> None:
+        """`leased_max` workers may be on their way to pull one, each another version."""
         self.path, self.layout, self.disk, self.on_disk = folder, layout, disk, on_disk
         self.header = header_of(layout)
         """Of a version on the wire."""
         self._alive_max = max(ALIVE_MIN, bytes_max // (4 * layout.size))
-        self._kept_max = min(KEPT_MAX, max(self._alive_max // KEPT_PART, min(KEPT_MIN, self._alive_max - 1)))
+        room = max(self._alive_max // KEPT_PART, min(KEPT_MIN, self._alive_max - 1))
+        self._kept_max = min(max(KEPT_MAX, leased_max), room)
         self._lock = threading.Lock()
         self._kept: dict[int, Model] = {}
         self._read: dict[int, tuple[Model, list[Callable[[], None]]]] = {}
@@ -59,8 +73,8 @@ class VersionStore:
             self.disk.write_whole(self.file(t), sealed_parts(x, {"t": str(t)}))
         with self._lock:
             self._kept[t] = x
-            for old in sorted(self._kept)[: -self._kept_max]:
-                del self._kept[old]
+            while len(self._kept) > self._kept_max:
+                del self._kept[min(self._kept)]
 
     def pull(self, t: int) -> Model | None:
         """A version to read; None where it is gone."""
