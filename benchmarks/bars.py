@@ -60,11 +60,13 @@ KERNEL = (
     Bar("kernel_one_1e8", "mixing one update, 1e8, 2 threads", "GB/s", TRIAD, 0.9),
     Bar("kernel_queued_1e7", "8 queued updates in one pass, 1e7, 2 threads", "updates/s", "one by one", 1.8),
     Bar("kernel_queued_1e8", "8 queued updates in one pass, 1e8, 2 threads", "updates/s", "one by one", 1.8),
+    Bar("kernel_rule_1e7", "the slowest rule over several vectors, 1e7, 2 threads", "GB/s", TRIAD, 0.8),
 )
 SIM = (
     Bar("sim_s_uniform", "sim S, uniform:0.5,1.5", "tasks/s", ONE_THREAD, 18),
     Bar("sim_s_lognormal", "sim S, lognormal:1.5", "tasks/s", ONE_THREAD, 17),
     Bar("sim_s_comparison", "sim S, comparison of 10 seeds", "tasks/s", ONE_THREAD, 20),
+    Bar("sim_s_averaged", "sim S, participation and average", "tasks/CPU s", "without them", 0.91),
     Bar("sim_m_two_threads", "sim M (CNN, 1 M parameters), 2 cores", "tasks/s", TWO_THREADS, 1.3),
     Bar("sim_m_one_thread", "sim M, 2 cores", "tasks/s", ONE_THREAD, 0.97),
     Bar("sim_l_two_threads", "sim L (the paper's CNN), 2 cores", "tasks/s", TWO_THREADS, 1.3),

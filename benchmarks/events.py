@@ -14,6 +14,7 @@ from benchmarks.results import Results
 from benchmarks.scale import Scale
 from benchmarks.turns import Tell, take_turns
 from offbeat import method
+from offbeat.core.rules import VectorStep
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Decision, Evaluated, Lease, Spent, UpdateArrived
 from offbeat.settings import Settings
@@ -41,10 +42,13 @@ class NoVectors:
     def arrived(self, lease: Lease, at: float, spent: Spent | None) -> UpdateArrived:
         return UpdateArrived(at, lease.worker, lease.task, samples=1, gradients=1, spent=spent)
 
+    def commit(self, decision: Decision) -> None:
+        pass
+
     def mix(self, decision: Decision) -> None:
         pass
 
-    def publish(self) -> None:
+    def close(self, t: int, closing: tuple[VectorStep, ...]) -> None:
         pass
 
     def forget(self, task: int) -> None:

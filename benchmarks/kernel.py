@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import rule_vectors
 from benchmarks.machine import memory_available
 from benchmarks.results import Results
 from benchmarks.scale import Scale
@@ -60,12 +61,13 @@ class Mixing:
 
 
 def run(results: Results, scale: Scale, tell: Tell, _folder: Path) -> None:
-    """Measure every size that fits."""
+    """Measure every size that fits, and rules over several vectors."""
     for size in scale.kernel_sizes:
         queued = _that_fit(results, size, scale.kernel_queued)
         if queued:
             for threads in THREADS:
                 _measure(results, scale, tell, size, threads, queued)
+    rule_vectors.run(results, scale, tell)
 
 
 def _that_fit(results: Results, size: int, queued: Sequence[int]) -> list[int]:

@@ -24,7 +24,7 @@ from benchmarks.bars import MB
 from benchmarks.exchange import START_S, Process, pause, started
 from benchmarks.process_tree import cpu_s, memory, refuse_elsewhere
 from benchmarks.served import serving
-from offbeat.core.layout import Model, layout_from
+from offbeat.core.layout import layout_from
 from offbeat.errors import OffbeatError
 from offbeat.hosting.task_host import TaskDescription
 from offbeat.protocol import messages
@@ -72,7 +72,7 @@ class ToldRun:
         layout = layout_from(read_json(folder / "layout.json"))
         self.checkpoints, self.fold = Checkpoints(folder / "checkpoints", layout, Disk()), ServedFold()
         found = self.checkpoints.newest()
-        self.stood: tuple[Model, Model] = (found.w, found.x)
+        self.stood = found.standing
         self.c: Coordinator = method.restored(found.state, ())
         self.ledger = Ledger.open(folder / LEDGER, observers=(self.fold.written,))
         self.fold.begin(self.ledger, found.mark, found.totals)

@@ -6,7 +6,7 @@ S is 100 devices, all in flight, a 64-32-10 perceptron on digits, batch 10, H = 
 from functools import partial
 from itertools import count
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,7 @@ class Untrained:
 def run(results: Results, scale: Scale, tell: Tell, folder: Path) -> None:
     """Measure small models, large models, and events without training."""
     _small(results, scale, tell, folder)
+    _averaged(results, scale, tell)
     large.run(results, scale, tell)
     events.run(results, scale, tell, folder)
 
@@ -73,6 +74,25 @@ def _small(results: Results, scale: Scale, tell: Tell, folder: Path) -> None:
         results.note(f"sim S, {DEVICE_MODELS[name]}, trainings at once, mean", mean, "lanes")
     results.note("sim S, overhead per task, training nothing", 1e6 / turns.median("untrained"), "us")
     results.note_turns("sim S, plain loop, two threads against one", "tasks/s", turns, "plain, 2 threads", "plain")
+
+
+def _averaged(results: Results, scale: Scale, tell: Tell) -> None:
+    """Weights by participation and an averaged model beside neither, in processor time, which others disturb less."""
+    task, both = digits(DEVICES), {"weights": "participation", "average": "poly:8"}
+    contestants: dict[str, Contestant] = {
+        "without": lambda: per_processor_second(task, scale.sim_epochs, {}),
+        "with": lambda: per_processor_second(task, scale.sim_epochs, both),
+    }
+    turns = take_turns(contestants, 2 * scale.turns, tell, "sim S, averaged")
+    results.put_turns("sim_s_averaged", turns, "with", "without")
+
+
+def per_processor_second(task: AnyTask, epochs: int, more: dict[str, str]) -> float:
+    """Tasks per second of processor time of one run."""
+    settings: dict[str, Any] = {"in_flight_max": DEVICES, "epochs": epochs, "evaluate_every": NEVER, **more}
+    begun = process_time()
+    summary = simulate(task, device_model=DEVICE_MODELS["uniform"], **settings).summary
+    return float(summary["applied"] / (process_time() - begun))
 
 
 def simulated(task: AnyTask, name: str, epochs: int, lanes: dict[str, float]) -> float:

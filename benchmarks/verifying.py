@@ -29,11 +29,12 @@ import numpy as np
 from benchmarks.unsynced import without_fsync
 from offbeat.core.kernel import Updater
 from offbeat.core.layout import Model, layout_from
+from offbeat.core.vectors import Standing, Vectors
 from offbeat.digests import Hasher, digest_of_file, known_digests
 from offbeat.errors import OffbeatError
 from offbeat.method import Method, method_of
 from offbeat.protocol.messages import Lease, MixUpdate, SendTask, TaskRequested, WorkerJoined
-from offbeat.server.driver import WorkerCommand
+from offbeat.server.driver import PublishedVersion, WorkerCommand
 from offbeat.server.mixer import Mixer, MixOrder, next_pass
 from offbeat.server.served_run import ServedRun
 from offbeat.server.settings import ServerSettings
@@ -65,7 +66,7 @@ class FetchedLeases:
         if isinstance(command, SendTask):
             self.leases.put(command.lease)
 
-    def evaluate(self, t: int) -> None: ...
+    def evaluate(self, version: PublishedVersion) -> None: ...
     def published(self, t: int) -> None: ...
     def over(self, reason: str) -> None: ...
 
@@ -129,13 +130,13 @@ def mixed(folder: Path) -> dict[str, float]:
     ends = _ends(folder)
     with closing(Updater()) as updater:
         updater.warm()
-        mixer = Mixer(x_0, x_0, updater, updates.mapped, versions.of, lambda _: None)
+        mixer = Mixer(Vectors(Standing.first(x_0), updater), updates.mapped, versions.of, lambda _: None)
         versions.add(0, x_0)
         begun, used = perf_counter(), process_time()
         while orders:
             done = mixer.apply(_as_published(orders, ends))
             if done.t is not None:
-                versions.add(done.t, done.x)
+                versions.add(done.t, done.standing.x)
         spent = {"seconds": perf_counter() - begun, "processor_s": process_time() - used}
     if hashlib.sha256(mixer.x.vector.data).hexdigest() != _newest_digest(folder):
         raise OffbeatError(f"mixing the updates of {folder} gave another model than the run has")

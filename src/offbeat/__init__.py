@@ -16,16 +16,18 @@ if TYPE_CHECKING:
     from offbeat.sim.compare import compare
     from offbeat.sim.run import Run
     from offbeat.storage.export import export_ledger
-    from offbeat.task import Task, Trained, Work
+    from offbeat.task import DeviceState, StatefulTask, Task, Trained, Work
 
     __version__: str
 
 __all__ = [
+    "DeviceState",
     "Facts",
     "Mix",
     "OffbeatError",
     "Rule",
     "Run",
+    "StatefulTask",
     "Task",
     "Trained",
     "Work",
@@ -48,7 +50,9 @@ __all__ = [
 
 _MODULES = ("devices", "flower", "rules", "staleness", "torch")
 _LATER = {
+    "DeviceState": "offbeat.task",
     "Run": "offbeat.sim.run",
+    "StatefulTask": "offbeat.task",
     "Task": "offbeat.task",
     "Trained": "offbeat.task",
     "Work": "offbeat.task",

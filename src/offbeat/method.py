@@ -10,7 +10,8 @@ from typing import Any
 
 from offbeat.core import rules, staleness
 from offbeat.core.gate import Gate
-from offbeat.core.rules import Rule
+from offbeat.core.rules import Average, Rule, average_from_spec
+from offbeat.core.rules.trial import tried
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.protocol.answer_book import DecidedTask
 from offbeat.protocol.best import BestBy
@@ -22,6 +23,7 @@ from offbeat.protocol.plan import Plan, Target
 from offbeat.protocol.scheduler import GammaSchedule, Scheduler, gamma_schedule
 from offbeat.protocol.snapshot import State, restored
 from offbeat.settings import EPOCHS, EVALUATIONS, IN_FLIGHT_MAX, Settings
+from offbeat.task import keeps_state
 
 DEVICES = 100
 EVALUATED_EVERY = 10
@@ -29,7 +31,7 @@ NOT_FINITE_PER_TASK = 10
 REFUSED_PER_DEVICE = 10
 """Updates of every device, in a row, that are refused before the run is given up: each started from the same model."""
 VALUE_MAX = 1e8
-OF_THE_RULE = ("rule", "alpha", "alpha_schedule", "staleness_fn")
+OF_THE_RULE = ("rule", "weights", "alpha", "alpha_schedule", "staleness_fn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +43,12 @@ class Method:
     scheduler: Scheduler
     seed: int = 0
     devices: int = 0
+    average: Average | None = None
+    """The mean of the versions that is kept beside the newest."""
 
     @property
     def needs_versions(self) -> bool:
-        return self.rule.needs_base or self.rule.needs_distance or self.plan.gate is not None
+        return self.rule.needs_base or self.rule.measures_base or self.plan.gate is not None
 
     def coordinator(self, available: Available = lambda _worker, _at: True) -> Coordinator:
         return Coordinator(self.rule, self.plan, self.scheduler, seed=self.seed, available=available)
@@ -69,9 +73,28 @@ def method_of(
 
     `window` is K, where the simulator draws the staleness.
     """
+    _refuse_several_tasks(task, settings, window)
     rule, devices = rule or rule_of(settings), devices_of(task, settings)
+    tried(rule)
     scheduler = scheduler_of(task, settings, rule, devices, gamma)
-    return Method(rule, plan_of(settings, rule, devices, window), scheduler, settings.seed, devices)
+    plan, average = plan_of(settings, rule, devices, window), average_from_spec(settings.average or "none")
+    return Method(rule, plan, scheduler, settings.seed, devices, average)
+
+
+def _refuse_several_tasks(task: object, settings: Settings, window: int | None) -> None:
+    """Two trainings of one device would start from the same state, and one of the states that they bring is lost."""
+    if not keeps_state(task):
+        return
+    if settings.tasks_per_device > 1:
+        raise InvalidValue(
+            f"this task keeps state on its devices, so a device has one task at a time, but tasks_per_device is "
+            f"{settings.tasks_per_device}; leave it out"
+        )
+    if window is not None and window > 1:
+        raise InvalidValue(
+            f"this task keeps state on its devices, but with device_model sampled:{window} a device may have several "
+            "tasks at once; use another device model, say lognormal:0.5"
+        )
 
 
 def until_stuck(method: Method) -> Method:
@@ -81,7 +104,8 @@ def until_stuck(method: Method) -> Method:
 
 
 def rule_of(settings: Settings) -> Rule:
-    return rules.from_spec(settings.rule, alpha_of(settings), staleness.from_spec(settings.staleness_fn))
+    staleness_fn = staleness.from_spec(settings.staleness_fn)
+    return rules.from_spec(settings.rule, alpha_of(settings), staleness_fn, settings.weights or "none")
 
 
 def rule_curve(recorded: Mapping[str, Any], t: int, stalenesses: Iterable[int]) -> list[tuple[int, float]]:
@@ -94,7 +118,7 @@ def rule_curve(recorded: Mapping[str, Any], t: int, stalenesses: Iterable[int]) 
     """
     try:
         rule = rule_of(Settings.of({name: recorded[name] for name in OF_THE_RULE if name in recorded}))
-        if rule.group or rule.needs_distance:  # a mean has no weight of its own
+        if rule.group or rule.measures_base or rule.weights:  # a mean has no weight of its own
             return []
         return [(u, rule.decide(rules.Facts(t, t - 1 - u), rule.memory)[0].new) for u in stalenesses]
     except OffbeatError:
@@ -141,8 +165,9 @@ def plan_of(settings: Settings, rule: Rule, devices: int, window: int | None = N
         lease_s=settings.lease_s if window is None else inf,
         queue_max=settings.queue_max,
         retry_after_s=settings.retry_after_s,
-        staleness_policy=settings.staleness_policy,  # type: ignore[arg-type]
-        staleness_max=settings.staleness_max,
+        **_staleness_limits(settings, rule),
+        cancels=rule.cancels,
+        starts_in_time=rule.staleness_max is not None,
         pace_wait_s=settings.pace_wait_s,
         epochs=epochs,
         gradients=settings.gradients,
@@ -157,6 +182,19 @@ def plan_of(settings: Settings, rule: Rule, devices: int, window: int | None = N
         value_max=VALUE_MAX if settings.value_max is None else settings.value_max,
         bad_updates_max=settings.bad_updates_max,
     )
+
+
+def _staleness_limits(settings: Settings, rule: Rule) -> dict[str, Any]:
+    """What is too stale: as the settings say, or as the rule does."""
+    asked = {"staleness_policy": settings.staleness_policy, "staleness_max": settings.staleness_max}
+    if rule.staleness_max is None:
+        return asked
+    if asked != {"staleness_policy": "weigh", "staleness_max": None}:
+        raise InvalidValue(
+            f"rule {rule.spec} refuses a staleness above {rule.staleness_max} by itself; leave staleness_policy and "
+            "staleness_max out"
+        )
+    return {"staleness_policy": "reject", "staleness_max": rule.staleness_max}
 
 
 def _gate(settings: Settings) -> Gate | None:

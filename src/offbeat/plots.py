@@ -14,6 +14,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from offbeat.core.rules.average import AVERAGED, of_versions
 from offbeat.protocol.messages import Decision
 from offbeat.sim.compare import Comparison
 from offbeat.sim.curve import CURVE, CurvePoint, read_curve
@@ -68,11 +69,16 @@ def _of_run(rule: str, points: Sequence[CurvePoint], decisions: Sequence[Decisio
     names = list(points[-1].metrics) if points else []
     if not names:
         return None  # nothing was measured, so there is nothing to draw
-    metric = names[-1]
+    metric = of_versions(names)[-1]
     figure = Figure(figsize=(10, 4), dpi=120)  # margins by hand: working them out takes longer than the rest
     figure.subplots_adjust(left=0.09, right=0.94, bottom=0.13, top=0.92, wspace=0.18)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     left.plot([point.at for point in points], _values(points, metric), color=COLOURS[0], linewidth=2)
+    if metric + AVERAGED in names:
+        left.lines[0].set_label("newest version")
+        at, mean = [point.at for point in points], _values(points, metric + AVERAGED)
+        left.plot(at, mean, color=COLOURS[1], linewidth=2, linestyle="--", label="averaged model")
+        left.legend(frameon=False)
     left.set(xlabel=AXES["virtual time"].label, ylabel=metric, title=f"{rule}: {metric}")
     left.grid(alpha=0.3)
     staleness(right, decisions)

@@ -47,7 +47,20 @@ _method, _fleet, _task, _end, _evaluation, _server, _execution = (partial(_setti
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    rule: str = _method("fedasync", "Mixing rule: fedasync, delta[:BETA], fedbuff:K[,ETA], fedavg:K or sgd.")
+    rule: str = _method(
+        "fedasync",
+        "Mixing rule, with finishes behind it: fedasync, delta[:BETA], fedbuff:K[,ETA], 'fedbuff:10 + momentum:0.9', "
+        "fedavg:K, sgd, ...; `offbeat rules` lists all of them.",
+    )
+    weights: str | None = _method(
+        None,
+        "How much updates count beside their staleness: participation[:CAP], delay-adaptive:FREE, several with + "
+        "between them, or none. [default: none]",
+    )
+    average: str | None = _method(
+        None,
+        "Keep a mean of the versions beside the newest: poly:P (late ones count more), ema:C or none. [default: none]",
+    )
     alpha: float = _method(0.6, "Mixing hyperparameter, in (0, 1].")
     alpha_schedule: str = _method("constant", "constant, or step:T,F: alpha is multiplied by F from epoch T on.")
     staleness_fn: str = _method(
@@ -67,7 +80,10 @@ class Settings:
     bad_updates_max: int | None = _server(
         None, "Quarantine a worker after this many bad updates in a row. [default: 5; simulated: never]"
     )
-    scheduler: str = _method("random", "Order of devices: random (the paper) or fair (least contribution first).")
+    scheduler: str = _method(
+        "random",
+        "Order of devices: random (the paper), fair (least contribution first), shuffled (each once a round).",
+    )
     trigger_every_s: float = _method(0.0, "Seconds between two triggers; 0 triggers as soon as there is room.")
     over_selection: float = _method(1.0, "fedavg: tasks started per group, as a multiple of K.")
     group_deadline_s: float | None = _method(
@@ -93,6 +109,9 @@ class Settings:
         86_400.0, "Length of the period in which a device is available for that share."
     )
     dropout: float | str = _fleet(0.0, "Chance that a task is lost on its device: a number, uniform:0,0.3, ...")
+    device_cache: str | None = _server(
+        None, "Where a rule keeps its vectors per device: memory or disk. [default: memory where they fit, else disk]"
+    )
     mix_s: float = _server(0.0, "Simulated: seconds that the server takes to mix one update.")
     lease_s: float = _server(3600.0, "Release a task after this many seconds without a sign of life.")
     silent_s: float | None = _server(
@@ -188,7 +207,7 @@ class Settings:
     @property
     def on_one_machine(self) -> bool:
         """Does one machine train on everybody's data?"""
-        return self.rule == "sgd"
+        return self.rule.partition("+")[0].strip() == "sgd"
 
     def as_dict(self) -> dict[str, Any]:
         """Names and values, as they go into a run folder."""
@@ -232,6 +251,9 @@ class SettingsDict(TypedDict, total=False):
     """
 
     alpha_schedule: str
+    weights: str | None
+    average: str | None
+    device_cache: str | None
     staleness_policy: str
     staleness_max: int | None
     pace_wait_s: float

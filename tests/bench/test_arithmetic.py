@@ -18,9 +18,13 @@ from offbeat.errors import InvalidValue, OffbeatError
 
 ROOT = Path(__file__).parents[2]
 IN_THE_ISSUE = {
-    "kernel": ("kernel_one_1e6", "kernel_one_1e7", "kernel_one_1e8", "kernel_queued_1e7", "kernel_queued_1e8"),
+    "kernel": (
+        *("kernel_one_1e6", "kernel_one_1e7", "kernel_one_1e8", "kernel_queued_1e7", "kernel_queued_1e8"),
+        "kernel_rule_1e7",
+    ),
     "sim": (
-        *("sim_s_uniform", "sim_s_lognormal", "sim_s_comparison", "sim_m_two_threads", "sim_m_one_thread"),
+        *("sim_s_uniform", "sim_s_lognormal", "sim_s_comparison", "sim_s_averaged"),
+        *("sim_m_two_threads", "sim_m_one_thread"),
         *("sim_l_two_threads", "sim_l_one_thread", "sim_l_compiled_torch", "sim_m_channels_last"),
         *("sim_t_two_threads", "events_1e6", "events_1e6_of_1e3"),
     ),

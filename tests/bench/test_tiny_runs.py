@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks import events, idle, kernel, large, sim
+from benchmarks import events, idle, kernel, large, rule_vectors, sim
 from benchmarks.bars import BARS
 from benchmarks.machine import memory_available
 from benchmarks.plain import PlainLoop
@@ -57,6 +57,14 @@ def test_kernel() -> None:
     }
 
 
+def test_rules_over_several_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rule_vectors, "SIZE", 10**4)
+    results = Results(["kernel"])
+    rule_vectors.run(results, TINY, silent)
+    assert len(results.notes) == len(rule_vectors.RULES) * len(rule_vectors.THREADS)
+    assert results.figures[rule_vectors.KEY].ratio
+
+
 def test_a_pass_of_the_benchmark_gives_the_bits_of_one_by_one() -> None:
     at_once, single = kernel.Mixing(1000, 4), kernel.Mixing(1000, 4)
     with Updater(2) as updater:
@@ -79,6 +87,7 @@ def test_a_small_simulation_and_the_plain_loop() -> None:
     assert sim.simulated(digits(100), "uniform", 120, lanes) > 0
     assert lanes["uniform"] > 1
     assert sim.simulated(sim.Untrained(), "lognormal", 120, {}) > 0
+    assert sim.per_processor_second(digits(100), 120, {"weights": "participation", "average": "poly:8"}) > 0
     plain = PlainLoop(digits(100))
     before = [x.clone() for x in plain.x]
     assert plain.rate(3) > 0

@@ -61,6 +61,7 @@ def run(
         if rule.needs_base:
             facts = replace(facts, distance=updater.distance(x_new, x_tau))
         mix, memory = rule.decide(facts, memory)
+        assert isinstance(mix, Mix)
         updater.mix(w, w, [Term(mix, x_new, x_tau)])
         result.mixes.append(mix)
         if mix.publish:

@@ -3,7 +3,8 @@
 Rules kept here:
 - One bug, one test, however small; the docstring names the system and what it does.
 - The right answer is written out as a number or as the plain formula, never taken from the code under test.
-- Left out: bugs of methods that the library does not ship (CA2FL, FADAS, Zeno++).
+- Left out: bugs of methods that the library does not ship (Zeno++). Those of CA2FL, ACE, FADAS and other rules with
+  vectors of their own are in `test_bugs_of_other_rules.py`.
 """
 
 import math
@@ -95,7 +96,9 @@ def test_staleness_is_not_counted_from_the_last_upload() -> None:
 
 def test_staleness_is_not_told_by_anyone() -> None:
     """flower-async takes the staleness from what the client reports about itself."""
-    assert {field.name for field in fields(Facts)} == {"t", "tau", "device", "samples", "distance"}
+    assert {field.name for field in fields(Facts)} == {
+        *("t", "tau", "device", "samples", "distance", "count", "applied", "seen", "caches", "weight", "dot")
+    }
     assert [Facts(t=9, tau=tau).staleness for tau in (8, 7, 0)] == [0, 1, 8]
     with pytest.raises(InvalidValue, match="tau"):
         Facts(t=9, tau=9)
@@ -181,6 +184,7 @@ def test_float_buffers_mix_and_whole_numbers_follow_the_newest() -> None:
 
     rule = offbeat.fedasync(0.25)
     mix, _ = rule.decide(Facts(t=1, tau=0), rule.memory)
+    assert isinstance(mix, Mix)
     x = mixed(Updater(), model(4, 7), mix, model(8, 3))
     assert (x["w"].tolist(), x["mean"].tolist(), int(x["seen"])) == ([5.0], [50.0], 3)
 

@@ -8,7 +8,7 @@ Liveness: with workers that never answer, and woken only when it asked to be, th
 import heapq
 import json
 import statistics
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from offbeat.core import gate as gate_module
 from offbeat.core.gate import Gate
-from offbeat.core.rules import Facts, Memory, Mix, Rule, delta, fedasync, fedavg, fedbuff
+from offbeat.core.rules import Facts, Memory, Mix, Rule, delta, fedasync, fedavg, fedbuff, rennala, ringmaster
 from offbeat.core.staleness import polynomial
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import (
@@ -64,6 +64,7 @@ from offbeat.protocol.messages import (
 from offbeat.protocol.plan import Plan, Target
 from offbeat.protocol.scheduler import Scheduler
 from offbeat.protocol.snapshot import restored, snapshot
+from offbeat.protocol.waits import SAME_WAIT_S
 from tests.simulation import invariants
 
 WORKERS, DEVICES = 6, 4
@@ -105,6 +106,8 @@ def falling(t: int, past: Sequence[Evaluated]) -> float:
 WEIGHED = fedasync(0.6, polynomial(0.5))
 reject = partial(Plan, staleness_policy="reject")
 pace = partial(Plan, staleness_policy="pace")
+ring = partial(reject, cancels=True, starts_in_time=True)
+SHUFFLED = Scheduler("shuffled")
 CASES = [
     Case("weigh", WEIGHED, Plan(3, lease_s=20, queue_max=2, epochs=12)),
     Case("weigh, any number per device", WEIGHED, Plan(5, None, lease_s=9, queue_max=4, epochs=25, evaluate_every=3)),
@@ -209,6 +212,39 @@ CASES = [
         Scheduler(trigger_every_s=2),
         available=every_other_five_seconds,
     ),
+    Case("ringmaster", ringmaster(0.5, 2), ring(4, lease_s=20, queue_max=3, staleness_max=1, epochs=15)),
+    Case(
+        "ringmaster, fresh alone", ringmaster(0.5, 1), ring(5, None, lease_s=9, queue_max=2, staleness_max=0, epochs=12)
+    ),
+    Case(
+        "ringmaster, silent",
+        ringmaster(0.5, 3),
+        ring(3, lease_s=40, silent_s=3, queue_max=3, staleness_max=2, epochs=20),
+    ),
+    Case("rennala", rennala(2), reject(4, lease_s=20, queue_max=3, staleness_max=0, starts_in_time=True, epochs=8)),
+    Case("shuffled", WEIGHED, Plan(2, lease_s=20, queue_max=2, epochs=15), SHUFFLED),
+    Case("shuffled, any number per device", WEIGHED, Plan(4, None, lease_s=9, queue_max=4, epochs=20), SHUFFLED),
+    Case(
+        "shuffled, come and go",
+        WEIGHED,
+        Plan(3, lease_s=20, queue_max=2, epochs=15),
+        SHUFFLED,
+        available=every_other_five_seconds,
+    ),
+    Case("shuffled, silent", WEIGHED, Plan(3, lease_s=30, silent_s=4, queue_max=2, epochs=15), SHUFFLED),
+    Case(
+        "shuffled, pace",
+        WEIGHED,
+        pace(4, lease_s=30, silent_s=6, queue_max=3, staleness_max=2, pace_wait_s=8, epochs=15, bad_updates_max=2),
+        Scheduler("shuffled", trigger_every_s=2),
+    ),
+    Case("shuffled, ringmaster", ringmaster(0.5, 2), ring(4, lease_s=20, staleness_max=1, epochs=15), SHUFFLED),
+    Case(
+        "shuffled, fedavg",
+        fedavg(2),
+        Plan(5, lease_s=15, queue_max=4, epochs=8),
+        Scheduler("shuffled", group=2, over_selection=1.5, group_deadline_s=6),
+    ),
     Case(
         "never ends",
         WEIGHED,
@@ -253,6 +289,8 @@ class Watched:
         self.group: list[Decision] = []  # what arrived since the latest version
         self.group_due = inf
         self.granted_at = -inf
+        self.ahead: Counter[tuple[int, int]] = Counter()
+        """Under `shuffled`: tasks of one device while another was there and had none."""
         self.jobs: deque[Decision | PublishVersion] = deque()
         self.news: deque[UpdateMixed | VersionPublished] = deque()
         self.to_evaluate: deque[int] = deque()
@@ -295,6 +333,7 @@ class Watched:
         self.check_event(event, before[1], before[2])
         self.check_conduct(event, answer, commands, garbage=garbage, to_bar=to_bar)
         self.check_state()
+        self.ahead = Counter({pair: count for pair, count in self.ahead.items() if self.is_there(pair[1])})
         measured = any(isinstance(command, EvaluateModel) for command in commands)
         if not applied and not (measured and self.coordinator.needs_evaluation):
             self.check_waking()  # else the mixing, or the evaluation on which decisions depend, is awaited
@@ -380,7 +419,7 @@ class Watched:
         hold_s = min(self.plan.silent_s, self.plan.lease_s)
         in_time = self.at < lease.deadline + (self.plan.lease_s - hold_s)
         resumed = in_time and self.room() and self.has_room(lease.device) and self.paced(lease)
-        if self.scheduler.group and lease.tau != self.t:
+        if (self.scheduler.group and lease.tau != self.t) or self.is_doomed(lease.tau):
             resumed = False
         return EndSilence(replace(lease, deadline=self.at + hold_s) if resumed else lease, resumed)
 
@@ -526,9 +565,25 @@ class Watched:
         assert self.at in (self.granted_at, max(self.at, self.granted_at + scheduler.trigger_every_s))
         if scheduler.group and self.group_due == inf:
             self.group_due = self.at + (scheduler.group_deadline_s or inf)
+        if scheduler.choice == "shuffled" and not scheduler.group:
+            self.take_turn(device)
         self.granted_at = self.at
         self.waiting.discard(lease.worker)
         self.open[lease.task] = self.sent[lease.task] = lease
+
+    def take_turn(self, device: int) -> None:
+        """A device is at most one round ahead of any other that is there all the time."""
+        self.ahead = Counter({pair: count for pair, count in self.ahead.items() if pair[1] != device})
+        for other in range(WORKERS):
+            if other != device and self.is_there(other):
+                self.ahead[device, other] += 1
+                assert self.ahead[device, other] <= 2, f"device {device} has another turn before device {other}"
+
+    def is_there(self, device: int) -> bool:
+        """Is the device at work, or can it be given a task?"""
+        if any(lease.device == device for lease in self.open.values()):
+            return True
+        return any(self.can_take(worker) and self.device_of.get(worker, worker) == device for worker in self.waiting)
 
     def can_take(self, worker: int) -> bool:
         if not self.case.available(worker, self.at) or worker in {lease.worker for lease in self.open.values()}:
@@ -545,7 +600,11 @@ class Watched:
     def room(self) -> bool:
         if self.scheduler.group:
             return self.t == self.decided and len(self.open) + len(self.group) < self.scheduler.quota
-        return len(self.open) < self.plan.in_flight_max
+        return len(self.open) < self.plan.in_flight_max and not self.is_doomed(self.t)
+
+    def is_doomed(self, tau: int) -> bool:
+        """Would an update from this version be refused whatever happens?"""
+        return self.plan.starts_in_time and self.decided - tau > self.bound()
 
     def paced(self, again: Lease | None = None) -> bool:
         """(t - tau_oldest) + other leases in flight + arrived but unmixed + 1 <= staleness_max, for the oldest.
@@ -571,6 +630,9 @@ class Watched:
             assert getattr(event, "worker", None) == lease.worker
         elif self.scheduler.group:
             self.revoked = True  # then a version must have been decided on: `check_event`
+        elif self.plan.cancels:
+            self.revoked = True
+            assert self.decided - lease.tau > self.bound()
         else:
             assert self.plan.staleness_policy == "pace"
             assert lease.task == min(self.open)
@@ -594,7 +656,8 @@ class Watched:
             assert lease == self.renew(silent)
         else:
             assert lease == silent
-            self.remember_late(lease, revoked=lease.worker in self.barred)
+            heard = isinstance(event, HeartbeatArrived | TaskRequested)
+            self.remember_late(lease, revoked=lease.worker in self.barred or (heard and self.is_doomed(lease.tau)))
 
     def remember_late(self, lease: Lease, *, revoked: bool) -> None:
         self.late[lease.task] = revoked
@@ -676,6 +739,8 @@ class Watched:
         self.revoked = False
         if self.scheduler.group and self.decided > decided_before:
             assert not self.open, "nobody is left behind in a group that is over"
+        if self.plan.cancels:
+            assert all(self.decided - lease.tau <= self.bound() for lease in self.open.values())
         if self.t // plan.evaluate_every > t_before // plan.evaluate_every or (self.finished and self.t):
             assert self.t in self.asked, "an evaluation is due"
 
@@ -735,7 +800,9 @@ class Watched:
         if self.paused or not self.waiting or not self.room():
             return
         patience = max(self.plan.retry_after_s, self.scheduler.trigger_every_s)
-        if self.paced():
+        if self.scheduler.choice == "shuffled":
+            assert self.open or self.wake <= self.at + max(patience, SAME_WAIT_S), "a round waits for somebody"
+        elif self.paced():
             assert self.wake <= self.at + patience, "somebody waits, and is looked at again"
             assert self.scheduler.trigger_every_s or not any(map(self.can_take, self.waiting)), "there was room"
         elif self.open:

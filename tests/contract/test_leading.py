@@ -17,6 +17,7 @@ from offbeat.storage.leading import UNKNOWN_TO_THE_UNCHAINED, LedThrough, lead
 from offbeat.storage.ledger import NO_ROW, Ledger
 from tests.server.serving import BEFORE_THE_CHAIN
 from tests.simulation import faults
+from tests.simulation.rule_cases import RULE_CASES
 from tests.simulation.test_extending import METHODS as MORE_METHODS
 from tests.simulation.test_run import METHODS, TASK, simulate
 from tests.unit.test_fold import again
@@ -26,7 +27,12 @@ RULES: dict[str, dict[str, Any]] = {
     "adapted": {"rule": "fedasync", "staleness_fn": "hinge:1,2"},
     "gated": {"norm_median_max": 1.5},
 }
-SIMULATED: dict[str, dict[str, Any]] = {**METHODS, **MORE_METHODS, **RULES}
+SIMULATED: dict[str, dict[str, Any]] = {**METHODS, **MORE_METHODS, **RULES, **RULE_CASES}
+MIXED_LATER = {
+    f"{name}, mixed later": {**RULE_CASES[name], "mix_s": 0.2} for name in ("asyncfeded", "ringmaster", "ace")
+}
+CLOSED = ("deadline", "fedadam with a deadline")
+"""Those whose groups are closed by a deadline."""
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +41,21 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, Coo
     folder, found = tmp_path_factory.mktemp("seeds"), {}
     for seed in SEEDS:
         path = folder / f"{seed}.sqlite"
-        with Ledger.create(path, verbose=True) as ledger:
-            watch = faults.run(seed)
-            for event, commands in again(watch, seed):
-                ledger.record(event, commands)
-            ledger.flush()
-            while ledger.forget_chatter(NO_ROW):
-                pass
+        watch = recorded(path, seed)
         found[seed] = path, watch.coordinator, watch.coordinator.judge.decisions
     return found
+
+
+def recorded(path: Path, seed: int, case: str = "") -> faults.Watch:
+    """A faulty run in a ledger that was pruned."""
+    watch = faults.run(seed, case)
+    with Ledger.create(path, verbose=True) as ledger:
+        for event, commands in again(watch, seed):
+            ledger.record(event, commands)
+        ledger.flush()
+        while ledger.forget_chatter(NO_ROW):
+            pass
+    return watch
 
 
 def led_by(path: Path, like: Any) -> LedThrough:
@@ -59,6 +71,15 @@ def test_a_faulty_run_is_decided_again(seeds: dict[int, Any], seed: int) -> None
     assert led.decisions == decisions > 0
 
 
+@pytest.mark.parametrize("case", RULE_CASES)
+def test_a_faulty_run_of_every_rule_is_decided_again(case: str, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    coordinator = recorded(path, 5, case).coordinator
+    led = led_by(path, coordinator)
+    assert led.differences == led.lacks == []
+    assert led.decisions == coordinator.judge.decisions > 0
+
+
 def test_the_seeds_hold_every_kind_of_answer(seeds: dict[int, Any]) -> None:
     kinds: Counter[str] = Counter()
     for path, _, _ in seeds.values():
@@ -69,16 +90,16 @@ def test_the_seeds_hold_every_kind_of_answer(seeds: dict[int, Any]) -> None:
     assert not {"requested", "heartbeat", "time_passed", "request_ended"} & set(kinds)
 
 
-@pytest.mark.parametrize("method", SIMULATED)
+@pytest.mark.parametrize("method", SIMULATED | MIXED_LATER)
 def test_a_simulated_run_is_decided_again(method: str, tmp_path: Path) -> None:
-    chosen: dict[str, Any] = {"epochs": 40, **SIMULATED[method]}
+    chosen: dict[str, Any] = {"epochs": 40, **(SIMULATED | MIXED_LATER)[method]}
     run = simulate(dir=tmp_path / "run", **chosen)
     settings = Settings.of({"device_model": "lognormal:1", "seed": 4, **chosen})
     used = until_stuck(method_of(settings, TASK, window=window_of(settings)))
     with Ledger.open(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
         led = lead(ledger, used.led())
         assert led.decisions == ledger.count("decided") >= run.summary["t"]
-        assert bool(ledger.count("group_closed")) is (method == "deadline")
+        assert bool(ledger.count("group_closed")) is (method in CLOSED)
         asked = [(row.asked_at, row.at) for row in ledger.rows("leased") if row.at == row.granted_at]
     assert led.differences == led.lacks == []
     assert all(asked_at is not None and asked_at <= at for asked_at, at in asked)

@@ -12,14 +12,28 @@ import numpy as np
 import pytest
 
 from offbeat.core.layout import Model
-from offbeat.core.rules import Rule, delta, fedasync, fedavg, fedbuff
+from offbeat.core.rules import (
+    Average,
+    Rule,
+    adam,
+    asyncfeded,
+    ca2fl,
+    compose,
+    delta,
+    fedasync,
+    fedavg,
+    fedbuff,
+    momentum,
+    participation,
+    poly,
+)
 from offbeat.core.staleness import polynomial
 from offbeat.method import Method
 from offbeat.protocol.messages import AnswerPush, Lease, Outcome, SendTask, TaskRequested, WorkerJoined
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
 from offbeat.server.backup import back_up
-from offbeat.server.driver import WorkerCommand
+from offbeat.server.driver import PublishedVersion, WorkerCommand
 from offbeat.server.served_run import ServedRun
 from offbeat.server.settings import ServerSettings
 from offbeat.storage.backup_marker import named_fork, read_marker
@@ -29,6 +43,7 @@ from offbeat.storage.rows import as_decision
 from offbeat.storage.run_folder import LEDGER
 from offbeat.wire import body_of, header_of
 from tests.contract.forgetful import Forgetful, Image, restore
+from tests.contract.plain_vectors import PlainVectors
 
 WORKERS, PATIENCE_S = 3, 20.0
 X_0 = Model.of({"x": np.arange(6, dtype=np.float32), "n": np.array(0)}, buffers=["n"])
@@ -37,7 +52,13 @@ RULES: dict[str, tuple[Rule, Scheduler]] = {
     "delta": (delta(0.5), Scheduler()),
     "fedbuff": (fedbuff(3), Scheduler(choice="fair")),
     "fedavg": (fedavg(2), Scheduler(group=2)),
+    "slots": (compose(fedbuff(3), participation(), momentum(0.9)), Scheduler()),
+    "caches": (ca2fl(2, 0.5), Scheduler()),
+    "shared caches": (ca2fl(2, 0.5, groups=2), Scheduler()),
+    "moving": (asyncfeded(), Scheduler()),
+    "groups with slots": (compose(fedavg(2), adam(0.1)), Scheduler(group=2)),
 }
+AVERAGED: dict[str, Average] = {"slots": poly(8), "caches": poly(2), "delta": poly(0)}
 
 
 class Outside:
@@ -51,7 +72,7 @@ class Outside:
         if isinstance(command, SendTask):
             self.leases.put(command.lease)
 
-    def evaluate(self, t: int) -> None: ...
+    def evaluate(self, version: PublishedVersion) -> None: ...
     def published(self, t: int) -> None: ...
 
     def over(self, reason: str) -> None:
@@ -70,7 +91,7 @@ def plan(epochs: int = 12) -> Plan:
 
 def method(name: str) -> Method:
     rule, scheduler = RULES[name]
-    return Method(rule, plan(), scheduler)
+    return Method(rule, plan(), scheduler, average=AVERAGED.get(name))
 
 
 def served(folder: Path, name: str, disk: Disk, outside: Outside) -> ServedRun:
@@ -104,23 +125,30 @@ def script(run: ServedRun, outside: Outside, acknowledged: Callable[[int], None]
         ask(run, lease.worker)
 
 
-def expected(run: ServedRun) -> Model:
-    """x, from nothing but the ledger's coefficients and the known updates, in plain numpy."""
-    w = x = X_0.vector.copy()
-    versions = {0: x}
-    for row in run.ledger.rows("decided"):
-        d = as_decision(row)
-        if d.mix is None:
-            continue
-        terms = [(d.mix.keep, w), (d.mix.new, trained(d.lease.task).vector), (d.mix.base, versions.get(d.lease.tau, x))]
-        used = [np.float32(number) * vector for number, vector in terms if number]
-        w = used[0]
-        for term in used[1:]:
-            w = w + term
-        if d.mix.publish:
-            x = w
-            versions[d.t] = x
-    return Model(X_0.layout, x, {"n": np.array(0)})
+def expected(run: ServedRun) -> PlainVectors:
+    """The vectors, from nothing but what the ledger says and the known updates, in plain numpy."""
+    plain = PlainVectors(X_0.vector.copy(), run.mixer.vectors.average)
+    for d in map(as_decision, run.ledger.rows("decided")):
+        if d.mix is not None:
+            plain.apply(d.mix, trained(d.lease.task).vector, plain.versions.get(d.lease.tau, plain.x), d.t)
+    return plain
+
+
+def check_vectors(run: ServedRun) -> None:
+    """Every vector that mixing changes has the bits that it should have."""
+    plain, found = expected(run), run.mixer.vectors
+    assert found.x.vector.tobytes() == plain.x.tobytes()
+    assert found.w.vector.tobytes() == plain.w.tobytes()
+    assert {name: slot.tobytes() for name, slot in found.standing.slots.items() if slot.any()} == {
+        name: slot.tobytes()
+        for name, slot in plain.slots.items()
+        if slot.any()  # a slot of zeros need not be kept
+    }
+    assert {cache: vector.tobytes() for cache, vector in found.caches.items()} == {
+        cache: vector.tobytes() for cache, vector in plain.caches.items()
+    }
+    if found.mean is not None:
+        assert found.mean.vector.tobytes() == plain.mean.tobytes()
 
 
 def finished(run: ServedRun) -> None:
@@ -204,7 +232,7 @@ def test_nothing_acknowledged_is_ever_missing(
         assert cut.told <= set(applied), f"acknowledged and gone after {cut.kinds}"
         again.start()
         finished(again)
-        assert again.mixer.x.vector.tobytes() == expected(again).vector.tobytes()
+        check_vectors(again)
         again.ledger.close()
 
 
@@ -229,7 +257,7 @@ def test_a_run_goes_on_where_the_power_went(tmp_path: Path) -> None:
         script(again, outside, lambda _task: None)
         finished(again)
         assert again.coordinator.t == 12
-        assert again.mixer.x.vector.tobytes() == expected(again).vector.tobytes()
+        check_vectors(again)
         again.ledger.close()
 
 
@@ -271,7 +299,7 @@ def test_the_power_goes_while_a_backup_becomes_a_run_of_its_own(tmp_path: Path) 
         assert detail["run"] == "original"
         assert detail["fork"] == read_json(folder / "run.json")["run"] != "original"
         assert read_marker(folder) is None
-        assert again.mixer.x.vector.tobytes() == expected(again).vector.tobytes()
+        check_vectors(again)
         assert not again.coordinator.leases
         again.start()
         finished(again)

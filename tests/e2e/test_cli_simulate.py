@@ -89,7 +89,7 @@ def test_a_task_of_your_own_from_a_file(tmp_path: Path) -> None:
     [
         (["simulate", "nothing"], "unknown task 'nothing'; use digits, cifar10, wikitext2 or a file"),
         (["simulate", "missing.py"], "there is no file missing.py"),
-        (["simulate", "digits", "--rule", "fedsgd"], "rule 'fedsgd' is unknown; use fedasync"),
+        (["simulate", "digits", "--rule", "fedsgd"], "rule 'fedsgd' is unknown; did you mean sgd? use fedasync"),
         (["simulate", "digits", "--device-model", "sampled:0"], "K in sampled:K must be a whole number >= 1"),
         (["simulate", "digits", "--alpha", "7"], "alpha is 7.0 but must lie in (0, 1]"),
         (["simulate", "digits", "--devices", "5000"], "1..1437 devices"),

@@ -15,7 +15,7 @@ from flwr.common.constant import ErrorCode
 from offbeat.cli import main
 from offbeat.core.kernel import Term, Updater
 from offbeat.core.layout import aligned
-from offbeat.core.rules import Facts, Rule, from_spec
+from offbeat.core.rules import Facts, Mix, Rule, from_spec
 from offbeat.core.staleness import polynomial
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.flower.flower_run import FlowerRun
@@ -184,6 +184,7 @@ def replayed_by(rule: Rule, history: list[Any]) -> Any:
         for applied in history:
             x_tau = versions[applied.tau]
             mix, memory = rule.decide(Facts(applied.t, applied.tau, 0, 10), memory)
+            assert isinstance(mix, Mix)
             out = aligned(len(w))
             updater.mix(out, w, [Term(mix, pushed(x_tau, applied.node), x_tau)])
             w = out

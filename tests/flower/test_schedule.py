@@ -1,14 +1,14 @@
 """The arithmetic of a run on Flower, bit for bit: an explicit schedule against the paper's algorithm in one file."""
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 
 from offbeat.core import rules, staleness
-from offbeat.core.kernel import Term, Updater
-from offbeat.core.layout import aligned
 from offbeat.core.rules import Facts, Rule
+from tests.contract.plain_vectors import PlainVectors
 from tests.flower.fake import X_0, FakeGrid, Node, one_file, pushed, start
 
 pytestmark = pytest.mark.slow
@@ -49,22 +49,23 @@ def test_fedasync_is_the_paper_s(spec: str, name: str, numbers: tuple[float, ...
 
 
 def run_by_hand(rule: Rule, schedule: list[int]) -> tuple[Any, list[tuple[int, int, int]]]:
-    """The rule and the kernel alone, without coordinator, Grid or clock: x, and (t, node, tau) of every update."""
-    w, x, t, memory = X_0, X_0, 0, rule.memory
-    x_tau, tau, seen = dict.fromkeys(SPEEDS, X_0), dict.fromkeys(SPEEDS, 0), []
-    with Updater() as updater:
-        for node in schedule:
-            x_new = pushed(x_tau[node], node)
-            distance = float(np.sqrt(((x_new.astype(float) - x_tau[node]) ** 2).sum()))
-            mix, memory = rule.decide(Facts(t + 1, tau[node], 0, 10, distance), memory)
-            out = aligned(len(w))
-            updater.mix(out, w, [Term(mix, x_new, x_tau[node])])
-            seen.append((t + 1, node, tau[node]))
-            w = out
-            if mix.publish:
-                x, t = w, t + 1
-            x_tau[node], tau[node] = x, t
-    return x, seen
+    """The rule and numpy alone, without coordinator, Grid or clock: x, and (t, node, tau) of every update."""
+    plain, t, memory, counts = PlainVectors(X_0.copy()), 0, rule.memory, Counter[int]()
+    tau, seen = dict.fromkeys(SPEEDS, 0), []
+    for node in schedule:
+        x_tau = plain.versions[tau[node]]
+        x_new = pushed(x_tau, node)
+        learnt, moved = (np.subtract(one, x_tau, dtype=float) for one in (x_new, plain.x))
+        dots = {"D.D": float(learnt @ learnt), "L.L": float(moved @ moved)}
+        counts[node] += 1
+        counted = (counts[node], counts.total(), len(counts), len(counts))
+        facts = Facts(t + 1, tau[node], node, 10, float(np.linalg.norm(learnt)), *counted, dot=dots)
+        answer, memory = rule.decide(facts, memory)
+        plain.apply(answer, x_new, x_tau, t + 1)
+        seen.append((t + 1, node, tau[node]))
+        t += answer.publish
+        tau[node] = t
+    return plain.x, seen
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,12 @@ def run_by_hand(rule: Rule, schedule: list[int]) -> tuple[Any, list[tuple[int, i
         rules.delta(0.7, staleness.polynomial(1.0), 0.25),
         rules.fedbuff(2),
         rules.fedbuff(3, 0.5),
+        rules.compose(rules.fedbuff(2), rules.participation(), rules.momentum(0.9)),
+        rules.ca2fl(2),
+        rules.ace(0.2),
+        rules.nesterov(2),
+        rules.asyncfeded(),
+        rules.fadas(2, 0.1),
     ],
     ids=lambda rule: rule.spec,
 )

@@ -8,6 +8,7 @@ kept here:
 - The bits of torch are those of one kind of processor and one set of libraries: they are recorded with their names.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -46,6 +47,33 @@ WORLDS: dict[str, dict[str, Any]] = {
     "exponential": {"device_model": "exponential:2"},
     "uniform": {"device_model": "2*uniform:0.5,1.5"},
 }
+OF_SEVERAL_VECTORS: dict[str, dict[str, Any]] = {
+    "fedbuff:3 + momentum:0.9": {},
+    "fedbuff:2 + momentum:0.5 + adam:0.05": {},
+    "delta + momentum:0.9": {"alpha": 0.3},
+    "delta + amsgrad:0.05": {"alpha": 0.3},
+    "ca2fl:3": {},
+    "ca2fl:3,1,4": {},
+    "ace:0.2": {},
+    "nesterov:3": {},
+    "fadas:2,0.01": {},
+    "dcasgd:0.5": {"alpha": 0.5},
+    "asyncfeded": {},
+    "asyncfeded:0.5,2 + momentum:0.5": {},
+    "ringmaster:2": {"alpha": 0.5},
+    "rennala:2": {},
+    "fedavg:3 + adam:0.05": {},
+    "fedavg:3 + momentum:0.9": {"group_deadline_s": 1.0},
+    "delta": {"weights": "participation", "alpha": 0.3},
+    "fedbuff:2": {"weights": "participation:2 + delay-adaptive:2"},
+    "fedasync": {"average": "poly:8"},
+    "ca2fl:2": {"average": "ema:0.1"},
+}
+"""Rules with slots, caches, inner products, weights, finishes or an averaged model, and what goes with them."""
+WORLDS |= {
+    "shuffled": {"scheduler": "shuffled", "in_flight_max": 4},
+    "shuffled groups": {"scheduler": "shuffled", "rule": "fedavg:4"},
+}
 EXECUTORS = ("inline", "processes:2", "compiled", "batched", "batched+processes:2")
 ON_RAY = ("ray:2", "ray:2+batched")
 
@@ -65,21 +93,26 @@ def digest(task: Path | str, settings: Mapping[str, Any]) -> str:
     run = offbeat.simulate(task, **settings)
     if run.summary["executor"] != settings["executor"]:
         raise AssertionError(f"asked for {settings['executor']}, trained by {run.summary['executor']}")
-    return str(run.summary["x_sha256"])
+    average = getattr(run, "average", None)
+    mean = "" if average is None else f" {hashlib.sha256(average.vector.tobytes()).hexdigest()}"
+    return f"{run.summary['x_sha256']}{mean}"
 
 
 def cases() -> dict[str, dict[str, Any]]:
     """All that is run with the plain task, by name."""
     staleness = {f"fedasync {s}": {"staleness_fn": s} for s in STALENESS}
     rules = {f"{rule} {name}": {"rule": rule} | policy for rule in RULES for name, policy in POLICIES.items()}
-    return staleness | rules | WORLDS
+    several = {f"{rule} with its vectors": {"rule": rule} | more for rule, more in OF_SEVERAL_VECTORS.items()}
+    slow = {f"{name}, slow mixing": case | {"mix_s": 0.3} for name, case in several.items()}
+    return staleness | rules | WORLDS | several | slow
 
 
 def machine() -> dict[str, Any]:
     """What the bits of torch and of compiled loops may depend on."""
     lines = CPU.read_text().partition("\n\n")[0].splitlines() if CPU.exists() else []
     facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    cpu = {name: facts.get(name, "unknown") for name in ("model name", "cpu family", "model")}
+    cpu: dict[str, Any] = {name: facts.get(name, "unknown") for name in ("model name", "cpu family", "model")}
+    cpu |= {"avx512": "avx512f" in facts.get("flags", "").split()}  # a host may hide it
     return cpu | {"cores": os.cpu_count()} | {name: version(name) for name in LIBRARIES}
 
 

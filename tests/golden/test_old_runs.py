@@ -105,7 +105,9 @@ OF_0_1: dict[str, Any] = dict.fromkeys(NOT_SET.split()) | {
     "executor": "auto",
 }
 """What every setting of 0.1 is where a run's folder does not say it."""
-BEFORE_THEY_EXISTED: dict[str, Any] = {"task_args": None, "silent_s": None, "value_max": None, "keep_best": None}
+BEFORE_THEY_EXISTED: dict[str, Any] = dict.fromkeys(
+    ("task_args", "silent_s", "value_max", "keep_best", "weights", "average", "device_cache")
+)
 """Settings that are newer than 0.1, with the values that make a run the same as before: a new setting goes here."""
 WORLD = {"device_model": "lognormal:1", "dropout": 0.1, "lease_s": 4.0, "evaluate_every": 7, "devices": 6}
 CHOSEN: dict[str, dict[str, Any]] = {

@@ -65,7 +65,9 @@ def pushed(x_tau: Vector, noise: Vector) -> Vector:
 
 
 def decide(rule: offbeat.Rule, t: int, tau: int) -> Mix:
-    return rule.decide(offbeat.Facts(t=t, tau=tau), rule.memory)[0]
+    answer = rule.decide(offbeat.Facts(t=t, tau=tau), rule.memory)[0]
+    assert isinstance(answer, Mix)
+    return answer
 
 
 def mixed(updater: Updater, x: Vector, *terms: Term) -> Vector:

@@ -9,10 +9,12 @@ import pytest
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
 from offbeat.cli import main
+from offbeat.core.rules import AVERAGED
+from offbeat.protocol.worst_served import WORST_TENTH
 from offbeat.server.refusals import KINDS
 from offbeat.server.settings import ServerSettings
 from offbeat.settings import Settings
-from offbeat.sim.run import RESULTS
+from offbeat.sim.result_metrics import RESULTS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 
@@ -37,5 +39,5 @@ def test_every_command_on_the_page_exists_and_takes_the_flags_that_are_shown() -
 def test_every_setting_on_the_page_exists() -> None:
     known = {field.name for kind in (Settings, ServerSettings) for field in fields(kind)}
     named = {name for name in re.findall(r"`([a-z]+_[a-z_]+)`", PAGE) if not name.startswith("offbeat_")}
-    results = {*RESULTS, "metrics_t"}
+    results = {*RESULTS, "metrics_t", f"accuracy{AVERAGED}", f"accuracy{WORST_TENTH}"}
     assert named - known - KINDS.keys() - results == set()

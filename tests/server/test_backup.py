@@ -33,8 +33,9 @@ from offbeat.task import Trained
 from offbeat.worker.api_client import ApiClient, Hello
 from offbeat.worker.http_client import HttpClient
 from offbeat.worker.interrupts import Interrupts
+from offbeat.worker.journal import Journal
 from offbeat.worker.loop import Worker as RealWorker
-from offbeat.worker.outbox import Journal, Outbox
+from offbeat.worker.outbox import Outbox
 from offbeat.worker.settings import Address, WorkerSettings
 from tests.server.serving import PATIENCE_S, Running, Worker, serving
 

@@ -17,7 +17,7 @@ from offbeat.method import Method
 from offbeat.protocol.messages import Lease, SendTask, TaskRequested, WorkerJoined
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
-from offbeat.server.driver import WorkerCommand
+from offbeat.server.driver import PublishedVersion, WorkerCommand
 from offbeat.server.served_run import ServedRun
 from offbeat.server.settings import ServerSettings
 from offbeat.storage.checkpoints import Checkpoint
@@ -51,7 +51,7 @@ class Outside:
             assert self.news.wait_for(lambda: worker in self.leases, PATIENCE_S)
             return self.leases.pop(worker)
 
-    def evaluate(self, t: int) -> None: ...
+    def evaluate(self, version: PublishedVersion) -> None: ...
     def published(self, t: int) -> None: ...
     def over(self, reason: str) -> None: ...
 

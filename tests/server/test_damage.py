@@ -54,11 +54,13 @@ FOUND = {
     "x_0.safetensors": {VERIFY},
     "metrics.csv": {VERIFY},
     "contribution.csv": {VERIFY},
+    "average.safetensors": {VERIFY},
     "ledger.sqlite": {START, VERIFY, NOTHING},
     "ledger.sqlite-wal": {VERIFY, NOTHING},
     "ledger.head": BLANK,
     "ledger.sqlite-shm": {NOTHING},  # SQLite makes it anew
     ".lock": {NOTHING},  # the kernel holds the lock, not what the file says
+    "evaluating_average.safetensors": {NOTHING},
     "evaluating.safetensors": {NOTHING},  # what was being evaluated is evaluated again
 }
 """By the names of files: where damage to one is found."""

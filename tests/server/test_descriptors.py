@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from tests.server.speaking import Line, file_of, head, ones, put, refused, until
 
 FILES = Path("/proc/self/fd")
 pytestmark = pytest.mark.skipif(not FILES.exists(), reason="only Linux lets a test change a limit of another process")
-LOOKS = 50
+LOOKS = 200
 LOOPS = {"uvloop": "", "asyncio": "sys.modules['uvloop'] = None;"}
 START = "import sys; {loop} from offbeat.cli import main; main()"
 DATA = file_of(ones())
@@ -42,10 +43,16 @@ class Limited(Running):
     def allow(self, more: int) -> None:
         """So many descriptors more than it has open now; a number below the limit that is free counts."""
         hard = resource.prlimit(self.pid, resource.RLIMIT_NOFILE)[1]
-        looks = [self._open() for _ in range(LOOKS)]
+        looks = deque([self._open()], maxlen=LOOKS)
+        until(lambda: self._looked(looks) and len(looks) == LOOKS and all(look == looks[0] for look in looks))
         lowest = min(next(number for number in count() if number not in look) for look in looks)
         most = lowest if not more else min(hard, max(map(max, looks)) + more)
         resource.prlimit(self.pid, resource.RLIMIT_NOFILE, (most, hard))
+
+    def _looked(self, looks: deque[set[int]]) -> bool:
+        """Once more: a file may be open for a moment, and a connection may still be closing."""
+        looks.append(self._open())
+        return True
 
     def _open(self) -> set[int]:
         return {int(one.name) for one in Path(f"/proc/{self.pid}/fd").iterdir()}

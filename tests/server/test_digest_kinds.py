@@ -18,8 +18,9 @@ from offbeat.task import Task, Trained
 from offbeat.worker.api_answers import Joined
 from offbeat.worker.api_client import ApiClient, Hello
 from offbeat.worker.http_client import HttpClient
+from offbeat.worker.journal import Journal
 from offbeat.worker.loop import Worker as RealWorker
-from offbeat.worker.outbox import Journal, Outbox
+from offbeat.worker.outbox import Outbox
 from offbeat.worker.settings import WorkerSettings
 from tests.server.serving import TASK, Answered, Running, Worker, packed, serving
 from tests.server.speaking import Line, head, put, refused, settled, untouched

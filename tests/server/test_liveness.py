@@ -268,3 +268,37 @@ def test_a_worker_that_never_comes_back_is_waited_for_no_longer_than_that(tmp_pa
     with serving(tmp_path, {"epochs": 1}, {"goodbye_s": 0.1}, exit_when_finished=True) as running:
         assert Worker(running).work().json["outcome"] == "applied"
         until(running.server.stopped.is_set)
+
+
+# --- Ringmaster ------------------------------------------------------------------------------------------------------
+
+RING: dict[str, Any] = {"rule": "ringmaster:2", "alpha": 0.5, "in_flight_max": 2}
+
+
+def pass_by(running: Running, worker: Worker) -> None:
+    """Two versions are published while others are at work."""
+    for t in (1, 2):
+        assert worker.work().json["outcome"] == "applied"
+        until(lambda t=t: running.status()["t"] == t)  # type: ignore[misc]
+
+
+def test_a_worker_that_two_versions_passed_by_is_told_to_stop_and_begins_anew(tmp_path: Path) -> None:
+    with serving(tmp_path, RING) as running:
+        slow, fast = Worker(running, "slow"), Worker(running, "fast")
+        old = slow.lease()
+        pass_by(running, fast)
+        refused(beat(slow, old["task"]), 410, "revoked")
+        refused(slow.push(old["task"], slow.train(old)), 409, "too_stale")
+        anew = slow.lease()
+        assert (anew["tau"], running.status()["t"]) == (2, 2), "what was refused is no version"
+        assert slow.push(anew["task"], slow.train(anew)).json["outcome"] == "applied"
+
+
+def test_a_silent_worker_that_versions_passed_by_is_told_to_stop(tmp_path: Path) -> None:
+    with serving(tmp_path, RING) as running:
+        slow, fast = Worker(running, "slow"), Worker(running, "fast")
+        task = fall_silent(running, slow)
+        pass_by(running, fast)
+        assert running.status()["silent"] == 1
+        refused(beat(slow, task), 410, "revoked")
+        assert slow.lease()["tau"] == 2

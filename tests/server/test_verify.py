@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import offbeat
 from offbeat.cli import main
 from offbeat.server.verify import sentence, verify
-from offbeat.worker.outbox import Journal
+from offbeat.worker.journal import Journal
 from tests.server.serving import Running, Worker, serving
 
 SETTINGS = {"evaluate_every": 1000}

@@ -160,7 +160,9 @@ def test_what_workers_measured_is_in_the_metrics_and_cannot_spoil_them(tmp_path:
         samples = parsed(running.call("GET", "/v1/metrics").body.decode())
         assert {sample.labels["name"] for sample in samples if sample.name == "offbeat_metric"} == {
             "accuracy",
+            "accuracy_worst_tenth",
             'a"b',
+            'a"b_worst_tenth',
             "reports",
         }
 

@@ -3,29 +3,33 @@ in time, late or never, or push NaN; a server that is too slow and tells workers
 
 Rules kept here:
 - One seed draws the whole plan: settings, rates, every single fault. To replay it:
-  `python -m tests.simulation.faults SEED`.
+  `python -m tests.simulation.faults SEED`, or `... SEED CASE` for a rule of `rule_cases.py`.
 - Safety first: after every event the invariants hold, every task is decided on at most once, no lease is lost, and
   what was applied is what an independent count says. Then liveness: the faults stop, and training must finish.
 - A restarted server is a new coordinator led through the recorded events; it must stand where the old one stood.
 - A kind of fault draws under a key of its own, so that adding one leaves the draws of the others as they were.
 """
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
+from typing import get_args
 
 import numpy as np
 
 from offbeat.core import draws
 from offbeat.core.kernel import Updater
 from offbeat.core.layout import Array, Model
-from offbeat.core.rules import Rule, fedasync, fedavg, fedbuff
+from offbeat.core.rules import Rule, average_from_spec, fedasync, fedavg, fedbuff
 from offbeat.core.staleness import polynomial
 from offbeat.errors import InvariantBroken
+from offbeat.method import rule_of
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.dispatch import Available
+from offbeat.protocol.idle import Choice
 from offbeat.protocol.messages import (
     AnswerPush,
     Command,
@@ -45,7 +49,8 @@ from offbeat.protocol.messages import (
 )
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Scheduler
-from offbeat.protocol.snapshot import snapshot
+from offbeat.protocol.snapshot import restored, snapshot
+from offbeat.settings import Settings
 from offbeat.sim.devices import device_model
 from offbeat.sim.engine import Engine
 from offbeat.sim.event_sources import Arrival, Happening, SimulatedFleet
@@ -53,8 +58,10 @@ from offbeat.sim.executors import Inline
 from offbeat.sim.plane import Plane
 from offbeat.task import Trained, Work, start
 from tests.simulation.invariants import check, story_of
+from tests.simulation.rule_cases import RULE_CASES
 
 FAULT, BROKEN, SILENT, PAUSED, RESTARTED = 0x6661_756C, 0x6272_6F6B, 0x7369_6C65, 0x7061_7573, 0x7265_7374
+RULE = 0x7275_6C65
 BROKEN_RATE = 0.03
 DEVICES, EPOCHS = 12, 60
 CALM_AT = 40.0
@@ -275,9 +282,25 @@ def configuration(seed: int) -> tuple[Rule, Plan, Scheduler]:
     return fedasync(0.6, polynomial(0.5)), plan, Scheduler()
 
 
-def run(seed: int) -> Watch:
-    """One faulty run; raises if it breaks a rule or does not finish."""
-    rule, plan, scheduler = configuration(seed)
+def of_case(seed: int, case: str) -> tuple[Rule, Plan, Scheduler]:
+    """The drawn settings, with a rule of `rule_cases.py` and any order of devices in place of theirs."""
+    settings, (_, plan, _) = Settings.of(RULE_CASES[case]), configuration(seed)
+    rule = rule_of(settings)
+    if rule.staleness_max is not None:
+        limits = {"staleness_policy": "reject", "staleness_max": rule.staleness_max, "cancels": rule.cancels}
+        plan = replace(plan, **limits, starts_in_time=True)  # type: ignore[arg-type]
+    choices = get_args(Choice) if settings.scheduler == Settings().scheduler else (settings.scheduler,)
+    choice = choices[draws.below(len(choices), seed, RULE, 0, 1)]
+    if choice == "fair" and plan.staleness_policy == "pace":
+        # Those whose leases run out before they push never contribute, and would be asked first for ever.
+        choice = "random"
+    deadline = 5.0 if settings.group_deadline_s is not None else None
+    return rule, plan, Scheduler(choice, group=rule.group, group_deadline_s=deadline)
+
+
+def run(seed: int, case: str = "") -> Watch:
+    """One faulty run, of a rule that is drawn or that of a case; raises if it breaks a rule or does not finish."""
+    rule, plan, scheduler = of_case(seed, case) if case else configuration(seed)
     source, task = Faulty(seed, plan), Pull()
     answers: list[bool] = []
 
@@ -288,7 +311,8 @@ def run(seed: int) -> Watch:
     watch = Watch(Coordinator(rule, plan, scheduler, seed=seed, available=available), answers=answers)
     executor = Inline(task)
     with Updater(compiled=False) as updater:
-        plane = Plane(start(task, seed), rule, executor, updater, seed=seed)
+        average = average_from_spec(RULE_CASES[case].get("average", "none")) if case else None
+        plane = Plane(start(task, seed), rule, executor, updater, seed=seed, average=average)
         slow = draws.below(2, seed, FAULT, 0, 10)
         engine = Engine(watch.coordinator, source, plane, watch.record, mix_s=0.4 * slow)
         restart_after = 50 + draws.below(400, seed, FAULT, 0, 9)
@@ -299,7 +323,8 @@ def run(seed: int) -> Watch:
             if engine.handled > restart_after:
                 restart_after += 400
                 watch.restarts += 1
-                engine.coordinator = watch.coordinator = _restarted(watch, seed, available)
+                again = _from_checkpoint if case and draws.below(2, seed, RULE, engine.handled) else _restarted
+                engine.coordinator = watch.coordinator = again(watch, seed, available)
                 if draws.below(2, seed, RESTARTED, engine.handled):
                     _connect_again(engine)
     if watch.coordinator.t < EPOCHS:
@@ -313,11 +338,22 @@ def _restarted(watch: Watch, seed: int, available: Available) -> Coordinator:
     new = Coordinator(old.rule, old.plan, old.scheduler, seed=seed, available=lambda _worker, _at: next(said))
     for event in watch.events:
         new.handle(event)
+    new.dispatcher.available = available
+    return _alike(new, old)
+
+
+def _from_checkpoint(watch: Watch, seed: int, available: Available) -> Coordinator:
+    """A new coordinator from what a checkpoint keeps."""
+    old = watch.coordinator
+    state = json.loads(json.dumps(snapshot(old), allow_nan=False))
+    return _alike(restored(state, old.rule, old.plan, old.scheduler, seed=seed, available=available), old)
+
+
+def _alike(new: Coordinator, old: Coordinator) -> Coordinator:
     found, wanted = snapshot(new), snapshot(old)
     for name in wanted:
         if found[name] != wanted[name]:
             raise InvariantBroken(f"after a restart {name} is {found[name]!r} but was {wanted[name]!r}")
-    new.dispatcher.available = available
     return new
 
 
@@ -332,7 +368,7 @@ def _connect_again(engine: Engine) -> None:
 
 def main(arguments: list[str]) -> None:
     """Replay one seed, and print what happened."""
-    watch = run(int(arguments[0]))
+    watch = run(int(arguments[0]), " ".join(arguments[1:]))
     c = watch.coordinator
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(watch.outcomes.items()))
     silences = ", ".join(f"{count} {end}" for end, count in sorted(watch.silences.items()))

@@ -2,6 +2,7 @@
 
 Rules kept here:
 - A seed is checked exactly as `faults.run` checks it in the tests: after every event, and for its end.
+- Every other seed goes through the rules of `rule_cases.py`, one after the other.
 - The first seed that fails stops everything, and is told with the command that replays it. Seeds are handed out in
   order and in small portions: a failure is among the first that there are, though not always the very first.
 """
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tests.simulation import faults
+from tests.simulation.rule_cases import RULE_CASES
 
 PORTION = 20
 """Seeds that a process is handed at a time."""
@@ -63,9 +65,14 @@ class FaultTotals:
         )
 
 
+def case_of(seed: int) -> str:
+    """The rule that goes with a seed; empty where the seed draws it."""
+    return [*RULE_CASES][seed // 2 % len(RULE_CASES)] if seed % 2 else ""
+
+
 def one_seed(seed: int) -> SeedCounts:
     try:
-        watch = faults.run(seed)
+        watch = faults.run(seed, case_of(seed))
     except Exception:
         return SeedCounts(seed, failure=traceback.format_exc())
     outcomes = Counter({outcome.value: count for outcome, count in watch.outcomes.items()})
@@ -108,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def replay_of(seed: int) -> str:
-    return f"python -m tests.simulation.faults {seed}"
+    return f"python -m tests.simulation.faults {seed} {case_of(seed)}".rstrip()
 
 
 if __name__ == "__main__":

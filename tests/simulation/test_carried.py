@@ -1,6 +1,7 @@
 """A task that another process has loaded: the same runs to the last bit, without torch; and compiled evaluations."""
 
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ pytest.importorskip("numba", reason="numba is not installed")
 from torch import nn  # noqa: E402
 
 from offbeat.core.layout import Array, Model  # noqa: E402
-from offbeat.errors import LayoutMismatch  # noqa: E402
+from offbeat.errors import InvalidValue, LayoutMismatch  # noqa: E402
 from offbeat.sim.compare import compare  # noqa: E402
+from offbeat.sim.executors import CompiledLoops  # noqa: E402
 from offbeat.sim.spec import Spec  # noqa: E402
 from offbeat.task import Work, solve, start  # noqa: E402
 from offbeat.torch import Task  # noqa: E402
@@ -116,6 +118,16 @@ def test_derived_metrics_are_derived_of_it() -> None:
     metrics = task.evaluate_compiled(start(task, 0))
     assert metrics["twice"] == 2 * metrics["loss"]
     assert task.carried(DEVICES, [0]) is None
+
+
+def test_what_is_derived_becomes_a_number_or_is_refused() -> None:
+    def measured(value: object) -> Mapping[str, float]:
+        task = made(derived={"own": lambda _: value})
+        return CompiledLoops(task, 1).evaluate(start(task, 0))
+
+    assert type(measured(torch.tensor(2.0))["own"]) is float
+    with pytest.raises(InvalidValue, match="must return numbers"):
+        measured("much")
 
 
 def test_a_model_of_another_task_is_refused() -> None:

@@ -6,10 +6,13 @@ import pytest
 
 from offbeat.protocol.messages import Outcome, RunPaused, RunResumed, ServerRestarted
 from tests.simulation import faults
+from tests.simulation.rule_cases import RULE_CASES
 
 SEEDS = range(200)
 QUICK = 60
 """The first seeds, which are in the fast suite; the slow one has all others, and `make faults` runs thousands."""
+SEEDS_PER_RULE = range(12)
+QUICK_PER_RULE = 2
 
 
 @pytest.mark.parametrize(
@@ -21,6 +24,18 @@ def test_a_faulty_run_is_safe_and_finishes(seed: int) -> None:
     except Exception as error:
         raise AssertionError(f"replay with: python -m tests.simulation.faults {seed}") from error
     assert watch.coordinator.t == faults.EPOCHS, f"replay with: python -m tests.simulation.faults {seed}"
+
+
+@pytest.mark.parametrize("case", RULE_CASES)
+@pytest.mark.parametrize(
+    "seed", [seed if seed < QUICK_PER_RULE else pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS_PER_RULE]
+)
+def test_a_faulty_run_of_every_rule_is_safe_and_finishes(seed: int, case: str) -> None:
+    try:
+        watch = faults.run(seed, case)
+    except Exception as error:
+        raise AssertionError(f"replay with: python -m tests.simulation.faults {seed} {case}") from error
+    assert watch.coordinator.t == faults.EPOCHS, f"replay with: python -m tests.simulation.faults {seed} {case}"
 
 
 def test_the_plans_differ_and_the_faults_really_happen() -> None:

@@ -18,6 +18,7 @@ from offbeat.sim.on_ray import cluster, on_node, remote_jobs
 from offbeat.sim.on_ray.executor import Ray, Wishes
 from offbeat.sim.run import Run, Simulation
 from offbeat.task import Trained, Work, start
+from tests.simulation.heavy_ball import HeavyBall
 from tests.simulation.quadratic import Quadratic
 from tests.simulation.standing_in import Gone, StandIn
 
@@ -69,6 +70,13 @@ def test_whatever_is_lost_is_done_again_with_the_same_bits(seed: int, inline: Ru
     assert there.summary["x_sha256"] == inline.summary["x_sha256"]
     assert there.metrics == inline.metrics
     assert stand_in.lost > 3
+    assert there.summary["redone"] > 0
+
+
+def test_the_states_of_devices_go_there_and_back() -> None:
+    task: Any = HeavyBall()
+    here, there = run(Inline(task)), run(on(StandIn(3, loss=0.15, seed=2), task))
+    assert there.summary["x_sha256"] == here.summary["x_sha256"]
     assert there.summary["redone"] > 0
 
 

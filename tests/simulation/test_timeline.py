@@ -21,6 +21,7 @@ class NoVectors:
     def start(self, lease): pass
     def awaited_training(self, lease): return None
     def arrived(self, lease, at, spent): return UpdateArrived(at, lease.worker, lease.task, 1, 10)
+    def commit(self, decision): pass
     def mix(self, decision): pass
     def publish(self): pass
     def forget(self, task): pass

@@ -13,7 +13,7 @@ import pytest
 from offbeat.core.layout import Model
 from offbeat.hosting.task_process import TaskClosed, TaskDied, TaskFailed
 from offbeat.server import evaluator as evaluator_module
-from offbeat.server.evaluator import FILE, Evaluator
+from offbeat.server.evaluator import FILE, MEAN_FILE, Evaluator
 from offbeat.wire import body_of, header_of
 
 PATIENCE_S = 60.0
@@ -283,3 +283,43 @@ def test_a_folder_that_cannot_be_written_to_is_a_failure(child: Scripted, told: 
     t, why = told.failure()
     assert (t, why.startswith("cannot write")) == (1, True)
     evaluator.stop()
+
+
+# --- the averaged model ----------------------------------------------------------------------------------------------
+
+
+def test_the_averaged_model_is_evaluated_after_its_version_and_told_with_it(
+    evaluator: Evaluator, child: Scripted, told: Told, tmp_path: Path
+) -> None:
+    evaluator.put(3, model(3), model(2))
+    for number, loss in ((3, 1.0), (2, 0.5)):
+        assert child.asked.get(timeout=PATIENCE_S) == (3, header_of(model(0).layout) + b"".join(body_of(model(number))))
+        child.answers.put({"loss": loss})
+    assert evaluator.wait(PATIENCE_S)
+    assert told.done == [(3, {"loss": 1.0, "loss_average": 0.5})]
+    evaluator.stop()
+    assert not (tmp_path / MEAN_FILE).exists()
+
+
+def test_a_death_in_between_means_both_again(evaluator: Evaluator, child: Scripted, told: Told) -> None:
+    evaluator.put(3, model(3), model(2), last=True)
+    for answer in ({"loss": 1.0}, TaskDied("gone"), {"loss": 1.0}, {"loss": 0.5}):
+        assert child.next() == 3
+        child.answers.put(answer)
+    assert evaluator.wait(PATIENCE_S)
+    assert told.done == [(3, {"loss": 1.0, "loss_average": 0.5})]
+
+
+def test_an_averaged_model_that_cannot_be_evaluated_is_a_failure_and_the_next_version_is_tried(
+    evaluator: Evaluator, child: Scripted, told: Told
+) -> None:
+    evaluator.put(3, model(3), model(2))
+    for answer in ({"loss": 1.0}, TaskFailed("no")):
+        assert child.next() == 3
+        child.answers.put(answer)
+    assert told.failure() == (3, "no")
+    evaluator.put(4, model(4))
+    assert child.next() == 4
+    child.answers.put({"loss": 2.0})
+    assert evaluator.wait(PATIENCE_S)
+    assert told.done == [(4, {"loss": 2.0})]

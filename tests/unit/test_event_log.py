@@ -43,7 +43,8 @@ from offbeat.protocol.messages import (
 from offbeat.server.event_log import DROPPED, EventLog
 from offbeat.storage import rows
 from offbeat.storage.ledger import CHATTER, Ledger, Observer
-from offbeat.storage.rows import NewRow, Row, RowShape, lost_row
+from offbeat.storage.row_shapes import NewRow, RowShape
+from offbeat.storage.rows import Row, lost_row
 
 PATIENCE_S = 30.0
 LEASE = Lease(7, 3, 5, 2, 11, 1 / 3, inf, None, 0.1)

@@ -18,7 +18,8 @@ from offbeat.storage import version_fold
 from offbeat.storage.fleet_fold import FleetFold
 from offbeat.storage.fold import COUNTED, RunFold, VersionUpdates
 from offbeat.storage.ledger import Ledger
-from offbeat.storage.rows import NewRow, Row
+from offbeat.storage.row_shapes import NewRow
+from offbeat.storage.rows import Row
 from offbeat.storage.version_fold import VersionFold
 from tests.simulation import faults
 

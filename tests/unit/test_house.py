@@ -14,8 +14,7 @@ MODULES_TWICE = {
     "settings": "of a run, of a server, of a worker: each package has its own",
     "app": "the routes of the server, and those of the page",
     "task": "`task` is the protocol of every task, `train.task` the one for PyTorch",
-    "rules": "`offbeat.rules` is the namespace that users import, `core.rules` the code",
-    "staleness": "likewise",
+    "staleness": "`offbeat.staleness` is the namespace that users import, `core.staleness` the code",
     "devices": "likewise, of `sim.devices`",
 }
 """What may be defined more than once, and why."""

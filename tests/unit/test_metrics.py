@@ -22,7 +22,7 @@ from offbeat.protocol.messages import AnswerPush, Decision, Lease, Outcome, Upda
 from offbeat.server.metrics import OUTCOMES, SECONDS, STALENESS, Metrics, Timed
 from offbeat.server.served_fold import ALPHA_T, ServedFold
 from offbeat.storage.ledger import Ledger, Observer
-from offbeat.storage.rows import NewRow, RowShape
+from offbeat.storage.row_shapes import NewRow, RowShape
 from tests.unit.test_event_log import HAPPENED, record
 
 COUNTS = {"t": 12, "epochs": 50, "applied": 1, "gradients": 10, "in_flight": 4, "queued": 2, "quarantined": 1}

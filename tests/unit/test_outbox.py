@@ -22,7 +22,8 @@ from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.storage.disk import Disk, Output
 from offbeat.task import Trained
 from offbeat.wire import body_of, header_of
-from offbeat.worker.outbox import Finished, Journal, Outbox, OutboxFull
+from offbeat.worker.journal import Journal
+from offbeat.worker.outbox import Finished, Outbox, OutboxFull
 from tests.contract.forgetful import Forgetful, Image, restore
 
 ACCEPTED = ("run", 3, "ab", "applied")

@@ -12,6 +12,7 @@ import pytest
 import offbeat
 from offbeat import errors
 from offbeat.core.layout import Array, Model
+from offbeat.core.rules.library import KINDS
 from offbeat.settings import Settings
 from offbeat.sim.devices import device_model
 from offbeat.task import Trained, Work, solve, start
@@ -44,10 +45,19 @@ def test_rules_staleness_functions_and_devices_have_namespaces() -> None:
     assert offbeat.staleness.hinge is offbeat.hinge
     assert offbeat.devices.lognormal(0.5) == Settings().device_model
     for module in (offbeat.rules, offbeat.staleness):
-        for name in module.__all__:
+        assert list(module.__all__) == sorted(set(module.__all__))
+        for name in {*module.__all__} & {*offbeat.__all__}:
             assert getattr(offbeat, name) is getattr(module, name)
+    assert {*offbeat.staleness.__all__} <= {*offbeat.__all__}
     program = "import offbeat.rules, offbeat.staleness, offbeat.devices; print(offbeat.devices.uniform(1, 2))"
     assert run(program) == "uniform:1,2"
+
+
+def test_the_namespace_of_rules_has_the_whole_library_and_what_a_rule_of_your_own_needs() -> None:
+    functions = {entry.function for entries in KINDS.values() for entry in entries.values()}
+    assert functions <= {getattr(offbeat.rules, name) for name in offbeat.rules.__all__}
+    own = {"Facts", "Mix", "Rule", "Steps", "Move", "Product", "Larger", "Root", "OnParameters", "Weight", "Finisher"}
+    assert own | {"compose", "move"} <= {*offbeat.rules.__all__}
 
 
 def test_every_device_model_has_a_function_and_a_wrong_one_is_refused() -> None:

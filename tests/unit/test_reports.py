@@ -1,13 +1,14 @@
 """Metrics that workers measured: what belongs together, what comes too late, and that nothing grows without limit."""
 
 from collections import defaultdict
-from math import fsum, inf, isfinite, nan
+from math import fsum, inf, isfinite, isnan, nan
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.errors import InvalidValue
+from offbeat.protocol.worst_served import worst_tenth
 from offbeat.server.reports import COUNT, Mean, Reports
 
 
@@ -150,3 +151,51 @@ def _same(found: dict[str, float], bucket: list[tuple[int, int, dict[str, float]
         parts = [(n, m[name]) for _, n, m in bucket if name in m and isfinite(m[name])]
         mean = fsum(n * value for n, value in parts) / sum(n for n, _ in parts)
         assert found[name] == pytest.approx(mean, rel=1e-9, abs=1e-6)
+
+
+# --- the worst-served devices ----------------------------------------------------------------------------------------
+
+
+def test_the_worst_tenth_is_over_the_newest_report_of_each_device() -> None:
+    reports = Reports(10)
+    for device in range(20):
+        reports.add(1, 5, {"accuracy": 0.1, "loss": 9.0, "training_loss": 3.0}, device)
+    for device in range(20):
+        reports.add(2, 5, {"accuracy": device / 20, "loss": float(device)}, device)
+    ((tau, metrics),) = reports.due(20)
+    assert tau == 2
+    assert metrics["accuracy_worst_tenth"] == pytest.approx((0.0 + 0.05) / 2)  # two of twenty, whatever their samples
+    assert metrics["loss_worst_tenth"] == pytest.approx((18 + 19) / 2)
+    assert "training_loss_worst_tenth" not in metrics
+
+
+def test_a_device_that_is_always_late_counts_among_the_worst() -> None:
+    reports = Reports(1)
+    reports.due(50)
+    reports.add(3, 1, {"accuracy": 0.2}, 7)
+    reports.add(50, 1, {"accuracy": 0.9}, 8)
+    assert reports.dropped["late"] == 1
+    assert reports.due(60) == [(50, {"accuracy": 0.9, "accuracy_worst_tenth": 0.2, COUNT: 1.0})]
+
+
+def test_the_devices_that_reported_last_are_kept_and_no_more() -> None:
+    reports = Reports(1, devices_max=3)
+    for device, accuracy in enumerate((0.1, 0.2, 0.3)):
+        reports.add(0, 1, {"accuracy": accuracy}, device)
+    reports.add(0, 1, {"accuracy": 0.4}, 0)
+    reports.add(0, 1, {"accuracy": 0.5}, 3)  # device 1 made way
+    ((_, metrics),) = reports.finish()
+    assert metrics["accuracy_worst_tenth"] == 0.3
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
+def test_the_worst_tenth_is_no_better_than_any_of_the_others(values: list[float]) -> None:
+    worst = worst_tenth("accuracy", values)
+    assert worst is not None
+    assert min(values) <= worst <= fsum(values) / len(values) + 1e-12
+    assert worst_tenth("error", [-value for value in values]) == pytest.approx(-worst)
+
+
+def test_a_value_that_is_no_number_is_the_worst() -> None:
+    assert isnan(worst_tenth("accuracy", [0.9, nan, 0.1]) or 0.0)
+    assert worst_tenth("loss", []) is None

@@ -28,12 +28,14 @@ FACTS = st.integers(1, 10**6).flatmap(
     )
 )
 FRESH = Facts(t=1, tau=0)
+REFUSED = r"is unknown; .*use fedasync, delta|is not as it is written|must be a whole number"
 
 
 def decided(rule: Rule, facts: list[Facts]) -> list[Mix]:
-    mixes, memory = [], rule.memory
+    mixes, memory = list[Mix](), rule.memory
     for fact in facts:
         mix, memory = rule.decide(fact, memory)
+        assert isinstance(mix, Mix)
         mixes.append(mix)
     return mixes
 
@@ -278,7 +280,7 @@ def test_a_settings_string_names_its_rule(spec: str, rule: Rule) -> None:
     ],
 )
 def test_a_settings_string_that_names_nothing_is_refused(spec: str) -> None:
-    with pytest.raises(InvalidValue, match="is unknown; use fedasync, delta"):
+    with pytest.raises(InvalidValue, match=REFUSED):
         from_spec(spec, 0.6, constant())
 
 

@@ -13,6 +13,7 @@ import pytest
 from offbeat.core.kernel import Updater
 from offbeat.core.layout import Layout, Model, Slot, layout_from, layout_to
 from offbeat.core.rules import Mix
+from offbeat.core.vectors import Standing, Vectors
 from offbeat.errors import InvalidValue, LayoutMismatch
 from offbeat.protocol.messages import Decision, Lease, MixUpdate, Outcome, PublishVersion
 from offbeat.server import mixer as mixer_module
@@ -163,7 +164,7 @@ def test_a_missing_or_damaged_update_is_named(updates: UpdateStore) -> None:
 def test_checkpoints_read_back_and_the_newest_two_stay(tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path / "checkpoints", X_0.layout, Disk())
     for mark in (3, 10, 24):
-        kept.write(Checkpoint(mark, {"mark": mark}, model(mark).freeze(), X_0))
+        kept.write(Checkpoint(mark, {"mark": mark}, Standing(model(mark).freeze(), X_0)))
     assert kept.prune() == 10
     assert kept.marks() == [24, 10]
     newest = next(kept.usable())
@@ -176,7 +177,7 @@ def test_checkpoints_read_back_and_the_newest_two_stay(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_costs_time_only(name: str, tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path / "checkpoints", X_0.layout, Disk())
     for mark in (10, 24):
-        kept.write(Checkpoint(mark, {}, model(mark).freeze(), X_0))
+        kept.write(Checkpoint(mark, {}, Standing(model(mark).freeze(), X_0)))
     (kept.path / name).write_bytes(b"{ damaged")
     assert [checkpoint.mark for checkpoint in kept.usable()] == [10]
     with pytest.raises(InvalidValue, match=r"checkpoint 24 .* is damaged"):
@@ -259,7 +260,8 @@ def order(task: int, *, publish: bool = True, keep: float = 0.5, new: float = 0.
 
 
 def mixer_of(done: object = None) -> Mixer:
-    return Mixer(X_0, X_0, Updater(), model, lambda _tau: X_0, done or (lambda _: None))  # type: ignore[arg-type]
+    vectors = Vectors(Standing.first(X_0), Updater())
+    return Mixer(vectors, model, lambda _tau: X_0, done or (lambda _: None))  # type: ignore[arg-type]
 
 
 def test_one_pass_gives_the_bits_of_one_by_one() -> None:

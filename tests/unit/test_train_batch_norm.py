@@ -234,3 +234,23 @@ def test_newest_differs_from_mix_in_the_statistics_alone() -> None:
     }
     for name in ends["mix"]:
         assert np.array_equal(ends["mix"][name], ends["newest"][name]) == ("running" not in name), name
+
+
+# --- the averaged model ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "newest"])
+def test_the_averaged_model_has_the_newest_statistics_or_is_evaluated_with_its_own(policy: Any) -> None:
+    data = [(skewed(64, seed=device), torch.ones(64, 2)) for device in range(3)]
+    test = (skewed(64, seed=9), torch.zeros(64, 2))
+    task = offbeat.torch.Task(network, nn.functional.mse_loss, data, test, batch_norm=policy, batch_size=16)
+    run = offbeat.simulate(task, epochs=9, average="poly:0", executor="inline", evaluate_every=3, alpha=0.5)
+    assert run.average is not None
+    assert not np.array_equal(run.average["1.weight"], run.x["1.weight"])
+    for name in STATISTICS & set(run.x):
+        np.testing.assert_array_equal(run.average[name], run.x[name])
+    assert run.summary["loss_average"] == task.evaluate(run.average)["loss"] != run.summary["loss"]
+    if policy == "recompute":
+        inputs = test[0]
+        own = loss_with(task, run.average, inputs.mean(0), inputs.var(0))
+        assert run.summary["loss_average"] == pytest.approx(own, rel=1e-5)

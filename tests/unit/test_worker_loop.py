@@ -22,8 +22,9 @@ from offbeat.worker.api_client import ApiClient, Hello, OtherRun, OwnModel
 from offbeat.worker.download import Patience
 from offbeat.worker.eligibility import Eligibility
 from offbeat.worker.http_client import HttpClient
+from offbeat.worker.journal import Journal
 from offbeat.worker.loop import GaveUp, Worker
-from offbeat.worker.outbox import Finished, Journal, Outbox
+from offbeat.worker.outbox import Finished, Outbox
 from offbeat.worker.retrying import Backoff
 from offbeat.worker.settings import Address, WorkerSettings
 

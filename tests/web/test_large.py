@@ -13,7 +13,8 @@ import pytest
 from offbeat.settings import Settings
 from offbeat.sim.run import Simulation
 from offbeat.storage.ledger import Ledger
-from offbeat.storage.rows import KINDS, NewRow, Row, RowShape
+from offbeat.storage.row_shapes import NewRow, RowShape
+from offbeat.storage.rows import KINDS, Row
 from offbeat.web import asynchrony, overview, update_list, workers
 from offbeat.web.run_reader import RunReader
 from offbeat.web.run_watch import PackedJson

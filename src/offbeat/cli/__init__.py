@@ -25,6 +25,7 @@ from offbeat.cli.options import (
     folder_option,
     settings_options,
 )
+from offbeat.cli.rule_library import rules
 from offbeat.cli.tokens import init, token
 from offbeat.cli.viewing import export, pause, readmit, report, resume, runs, status, track, ui, verify
 from offbeat.cli.work import work
@@ -33,7 +34,7 @@ from offbeat.server.settings import ServerSettings
 
 SECTIONS = {
     "Try it": ("demo", "race"),
-    "Simulate": ("simulate", "compare", "reproduce"),
+    "Simulate": ("simulate", "compare", "reproduce", "rules"),
     "Serve": ("serve", "work", "init", "token", "pause", "resume", "readmit"),
     "Look at runs": ("runs", "status", "ui", "report", "verify", "export", "backup", "track"),
 }
@@ -195,5 +196,21 @@ def reproduce(**options: Any) -> None:
     run(**options)
 
 
-for command in (status, runs, ui, report, verify, export, backup, track, pause, resume, readmit, init, token, work):
+for command in (
+    status,
+    runs,
+    ui,
+    report,
+    verify,
+    export,
+    backup,
+    track,
+    pause,
+    resume,
+    readmit,
+    init,
+    token,
+    work,
+    rules,
+):
     main.add_command(command)

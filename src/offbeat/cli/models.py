@@ -7,17 +7,27 @@ from offbeat.cli.remote import download_model, is_url
 from offbeat.core.layout import Array, Model
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
 from offbeat.storage.disk import Bytes, Disk
-from offbeat.storage.run_folder import BEST, FINAL, NEWEST, RunFolder
+from offbeat.storage.run_folder import AVERAGE, BEST, FINAL, NEWEST, RunFolder
 from offbeat.wire import body_of, header_of
 
 Found = bytes | Model | Mapping[str, Array]
 """A model: its safetensors file, or its arrays."""
 
 
-def export_model(source: str, out: Path, epoch: str, form: str, token: str | None, ca: Path | None) -> str:
-    """Write a version (its epoch, or latest, result or best) to a file; answers its epoch."""
+def export_model(
+    source: str, out: Path, epoch: str, form: str, token: str | None, ca: Path | None, *, average: bool = False
+) -> str:
+    """Write a version (its epoch, or latest, result or best) to a file; answers its epoch.
+
+    `average` where it is the averaged model up to that version.
+    """
     found: Found
-    t, found = download_model(source, epoch, token, ca) if is_url(source) else _of_folder(Path(source), epoch)
+    if average and is_url(source):
+        t, found = _average_of_server(source, epoch, token, ca)
+    elif is_url(source):
+        t, found = download_model(source, epoch, token, ca)
+    else:
+        t, found = _average_of_folder(Path(source), epoch) if average else _of_folder(Path(source), epoch)
     if form == "torch":
         _write_torch(out, found)
         return t
@@ -42,14 +52,44 @@ def _of_folder(folder: Path, epoch: str) -> tuple[str, Found]:
 
         reached, model = model_at(folder, "latest" if epoch == "result" else epoch)
         return str(reached), model
-    if not summary:
-        raise InvalidValue(
-            f"the run in {folder} is {run.state}, and a simulated run has no model before it is finished; "
-            + ("wait for its end" if run.state == "running" else "the command that began it goes on with it")
-        )
+    _refuse_unfinished(run)
     if epoch not in ("latest", str(newest), str(t)):
         raise InvalidValue(f"{folder} holds only the final model, version {t}, of a finished run: use --epoch latest")
     return _of_file(folder / (FINAL if epoch == str(t) or t == newest else NEWEST), newest, "")
+
+
+def _average_of_server(url: str, epoch: str, token: str | None, ca: Path | None) -> tuple[str, Found]:
+    if epoch != "result":
+        raise InvalidValue(
+            f"a server gives out its newest averaged model and no other: leave out --epoch {epoch}, or export from the "
+            "run's folder"
+        )
+    return download_model(url, "average", token, ca)
+
+
+def _average_of_folder(folder: Path, epoch: str) -> tuple[str, Found]:
+    """What a finished run wrote; before its end, and for other epochs, what the updates of a served run give."""
+    from offbeat.server.replay import NO_AVERAGE, model_at
+
+    run, served = RunFolder.open(folder), (folder / "layout.json").is_file()
+    if (run.settings.get("average") or "none") == "none":
+        raise InvalidValue(NO_AVERAGE.format(folder))
+    summary = run.summary or {}
+    if summary and epoch in ("result", *(() if served else ("latest",)), str(summary.get("average_t"))):
+        return _of_file(folder / AVERAGE, summary.get("average_t"), "")
+    if not served:
+        _refuse_unfinished(run)
+        raise InvalidValue(f"{folder} holds only the averaged model of a finished run: leave out --epoch {epoch}")
+    reached, model = model_at(folder, "latest" if epoch == "result" else epoch, average=True)
+    return str(reached), model
+
+
+def _refuse_unfinished(run: RunFolder) -> None:
+    if run.summary is None:
+        raise InvalidValue(
+            f"the run in {run.path} is {run.state}, and a simulated run has no model before it is finished; "
+            + ("wait for its end" if run.state == "running" else "the command that began it goes on with it")
+        )
 
 
 def _of_file(file: Path, t: int | None, otherwise: str) -> tuple[str, Found]:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec
 
+from offbeat.cli.metric_words import metric_words
+
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
     from rich.table import Table
@@ -66,7 +68,7 @@ def _bar(name: str, total: float | None = None, *, transient: bool = False) -> I
 def _news(simulation: "Simulation") -> str:
     c = simulation.coordinator
     metrics = next(reversed(c.evaluations)).metrics if c.evaluations else {}
-    metric = "  ".join(f"{name} {value:.4g}" for name, value in list(metrics.items())[-1:])
+    metric = "  ".join(f"{name} {said}" for name, said in list(metric_words(metrics).items())[-1:])
     speed = c.t / max(simulation.wall_s(), 1e-9)
     return f"epoch {c.t:<6} {metric}  staleness {simulation.curve.fold.staleness_mean:.1f}  {speed:.0f}/s"
 

@@ -14,10 +14,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from offbeat.cli.metric_words import metric_line, metrics_in
 from offbeat.cli.options import SERVER_TABLE, given, needs_extra, settings_of
 from offbeat.cli.progress import FAILED, spinner
 from offbeat.errors import InvalidValue
 from offbeat.settings import read_toml
+from offbeat.storage.run_folder import RunFolder
 from offbeat.trackers.follower import Following
 
 SHOWN_EVERY_S = 0.5
@@ -73,9 +75,18 @@ def serve(
             return _ready(server)
 
         failed = run_server(options, ready)
+    if exit_when_finished:
+        _say_results(options.folder)
     if failed and exit_when_finished:
         click.echo(f"The run has failed: {failed}.", err=True)
         raise SystemExit(FAILED)
+
+
+def _say_results(folder: Path) -> None:
+    summary = RunFolder.open(folder).summary
+    if summary is not None:
+        said = metric_line(metrics_in(summary)) or "nothing was measured"
+        click.echo(f"Version {summary['result_t']}: {said}", err=True)
 
 
 def _table(settings_file: Path | None, known: set[str]) -> dict[str, Any]:
@@ -94,6 +105,8 @@ def _ready(server: Any) -> "asyncio.Task[None]":
     elif c.t or c.leases:
         click.echo(f"Going on from epoch {c.t} with {len(c.leases)} tasks in flight.", err=True)
     click.echo(f"Serving {order.task} at {server.url} ({c.rule.spec}; folder {order.folder})", err=True)
+    if server.begun.room.words():
+        click.echo(server.begun.room.words(), err=True)
     click.echo(f"Its page: {server.url}/", err=True)
     click.echo(f"A worker: offbeat work {order.task} --server {server.url}", err=True)
     task: asyncio.Task[None] = server.loop.create_task(_show(server))
@@ -113,11 +126,10 @@ async def _show(server: Any) -> None:
 
 
 def line_of(status: Mapping[str, Any]) -> str:
-    metrics = "  ".join(f"{name} {float(value):.4g}" for name, value in status["metrics"].items())
     epochs = f"/{status['epochs']}" if status["epochs"] else ""
     parts = [
         f"epoch {status['t']}{epochs}",
-        metrics,
+        metric_line(status["metrics"]),
         f"staleness {status['staleness_mean']:.1f}",
         f"{status['workers']} workers, {status['in_flight']} working, {status['queued']} queued",
         f"{status['rejected']} refused" if status["rejected"] else "",

@@ -13,6 +13,7 @@ import click
 import numpy as np
 from rich.console import Console
 
+from offbeat.cli.metric_words import metric_words, metrics_in
 from offbeat.cli.options import needs_extra, say_deprecated, settings_of, writing_to
 from offbeat.cli.progress import FAILED, INTERRUPTED, bar_of_run, bar_of_runs, plain_table, spinner, stopping
 from offbeat.errors import InvalidValue, MissingExtra, OffbeatError
@@ -24,7 +25,7 @@ from offbeat.sim.compare import compare as run_comparison
 from offbeat.sim.devices import device_model
 from offbeat.sim.lockstep import draw
 from offbeat.sim.processes import ProgramProcesses
-from offbeat.sim.run import RESULTS, Run, Simulation, StopRequested
+from offbeat.sim.run import Run, Simulation, StopRequested
 from offbeat.sim.spec import Spec
 from offbeat.storage.json_file import plain
 from offbeat.trackers.follower import Following
@@ -63,6 +64,8 @@ def _simulate(task: str, simulation: Simulation, folder: Path | None, *, as_json
     click.echo(
         f"{task}: {simulation.rule.spec}, {simulation.settings.devices} devices, {simulation.executor.name}", err=True
     )
+    if simulation.room.words():
+        click.echo(simulation.room.words(), err=True)
     if simulation.extension:
         click.echo("\n".join(simulation.extension), err=True)
     elif simulation.folder and simulation.folder.resumed:
@@ -99,14 +102,13 @@ def _warm_up(simulation: Simulation, executor: ProgramProcesses) -> None:
 
 
 def _words(summary: dict[str, Any]) -> str:
-    metrics = {name: value for name, value in summary.items() if name not in RESULTS}
     result, best = summary["result_t"], summary.get("best_t")
     lanes = f", {summary['lanes_mean']:.1f} lanes on average" if "lanes_mean" in summary else ""
     lines = [
         f"epochs      {summary['t']:,} ({summary['ended']}), {summary['applied']:,} updates, "
         f"{summary['gradients']:,} gradients",
         *([f"result      version {result}, which reached the target"] if result != summary["t"] else []),
-        *(f"{name:<11} {value:.4f}" for name, value in metrics.items()),
+        *(f"{name:<11} {said}" for name, said in metric_words(metrics_in(summary), ".4f").items()),
         *([f"best        version {best}, {summary['best_value']:.4f}"] if best is not None else []),
         f"staleness   mean {summary['staleness_mean']:.1f}, largest {summary['staleness_largest']}",
         f"time        {summary['virtual_s']:,.1f} s virtual, {summary['wall_s']:.1f} s real",

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
+from offbeat.cli.metric_words import metric_line, metrics_in
 from offbeat.cli.progress import plain_table
 from offbeat.cli.remote import WHERE, call, is_url, url_of
 from offbeat.errors import InvalidValue
@@ -53,7 +54,7 @@ def from_files(path: Path) -> dict[str, Any]:
 
 
 def words(facts: dict[str, Any]) -> str:
-    metrics = "  ".join(f"{name} {float(value):.4g}" for name, value in facts["metrics"].items()) or "none yet"
+    metrics = metric_line(facts["metrics"]) or "none yet"
     state = "finished" if facts["finished"] else facts.get("state", "running")
     state = f"{state}, paused" if facts.get("paused") and not facts["finished"] else state
     silent = f", {facts['silent']} silent" if facts.get("silent") else ""
@@ -87,10 +88,7 @@ def run_of(path: Path) -> dict[str, Any]:
     found = {"dir": str(path), "state": folder.state, "task": folder.settings.get("task") or "?"}
     found |= {"rule": folder.settings.get("rule", "?")}
     if summary is not None:
-        from offbeat.sim.run import RESULTS
-
-        known = {*RESULTS, "rejected", "duplicates", "workers", "metrics_t"}
-        return found | {"t": summary["t"], "metrics": {n: v for n, v in summary.items() if n not in known}}
+        return found | {"t": summary["t"], "metrics": metrics_in(summary)}
     facts = from_files(path)
     return found | {"t": facts["t"], "metrics": facts["metrics"]}
 
@@ -99,6 +97,5 @@ def table(found: list[dict[str, Any]]) -> None:
     texts = ("folder", "state", "task", "rule")
     shown = plain_table(*texts, "t", "metrics", left=(*texts, "metrics"))
     for run in found:
-        metrics = "  ".join(f"{name} {float(value):.4g}" for name, value in run["metrics"].items())
-        shown.add_row(run["dir"], run["state"], run["task"], run["rule"], str(run["t"]), metrics)
+        shown.add_row(run["dir"], run["state"], run["task"], run["rule"], str(run["t"]), metric_line(run["metrics"]))
     Console(highlight=False).print(shown)

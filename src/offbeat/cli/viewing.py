@@ -140,6 +140,7 @@ def verify(folder: Path, journal: Path | None, as_json: bool) -> None:
     "--epoch", help="Version to write, or latest.  [default: the one that reached the target, else the newest]"
 )
 @click.option("--best", is_flag=True, help="Write the best version, of a run with --keep-best.")
+@click.option("--average", is_flag=True, help="Write the averaged model, of a run with --average.")
 @click.option(
     "--format", "form", type=click.Choice(["safetensors", "torch"]), help="Format of OUT.  [default: by its ending]"
 )
@@ -151,6 +152,7 @@ def export(
     out: Path | None,
     epoch: str | None,
     best: bool,
+    average: bool,
     form: str | None,
     ledger: Path | None,
     token: str | None,
@@ -164,6 +166,8 @@ def export(
         raise InvalidValue("say where to: OUT.safetensors for a model, or --ledger OUT.csv for the ledger")
     if best and epoch is not None:
         raise InvalidValue(f"--best is one version and --epoch {epoch} another; give one of them")
+    if average and (best or ledger is not None):
+        raise InvalidValue("--average is a model of its own; leave out --best and --ledger")
     if ledger is not None:
         from offbeat.storage.export import export_ledger
 
@@ -176,8 +180,8 @@ def export(
 
         form = form or ("torch" if out.suffix in (".pt", ".pth") else "safetensors")
         with spinner("writing the model"):
-            t = export_model(source, out, "best" if best else epoch or "result", form, token, ca)
-        click.echo(f"Wrote version {t} to {out}")
+            t = export_model(source, out, "best" if best else epoch or "result", form, token, ca, average=average)
+        click.echo(f"Wrote {f'the averaged model up to version {t}' if average else f'version {t}'} to {out}")
 
 
 @click.command()

@@ -117,8 +117,8 @@ def _work(spec: str, settings: "WorkerSettings", say: Callable[[str], None], tas
     from offbeat.worker.api_client import ApiClient, Hello, common_headers
     from offbeat.worker.eligibility import Eligibility, conditions_of
     from offbeat.worker.http_client import HttpClient
+    from offbeat.worker.journal import Journal
     from offbeat.worker.loop import Worker
-    from offbeat.worker.outbox import Journal
 
     eligibility = Eligibility(conditions_of(settings.only_when), settings.gate)
     http = HttpClient(settings.address, common_headers(settings.token), settings.context(), settings.timeouts)

@@ -45,7 +45,7 @@ _pointer: Any = numba.extending.intrinsic(_pointer_from_address)
 
 
 @compiled
-def _vector_at(address: int, lo: int, size: int) -> Vector:
+def _vector_at(address: Any, lo: int, size: int) -> Vector:
     """Some of the float32 vector at an address: how any number of updates is passed to one compiled function."""
     array: Vector = numba.carray(_pointer(address), (lo + size,))
     return array[lo:]
@@ -156,6 +156,24 @@ def squares(x: Vector, reference: Vector, sums: Sums, start: int, stop: int) -> 
         sums[lo // CHUNK] = _chunk_square(x[lo:hi], reference[lo:hi], lanes)
         found = max(found, largest(x, lo, hi))  # the chunk is in the cache: no second pass over memory
     return found
+
+
+@compiled
+def products(a: Vector, a_0: Vector, b: Vector, b_0: Vector, sums: Sums, start: int, stop: int) -> None:
+    """Sums the products of two differences, chunk by chunk."""
+    lanes = np.empty(LANES)
+    for lo in range(start, stop, CHUNK):
+        hi = min(lo + CHUNK, stop)
+        lanes[:] = 0.0
+        for begin in range(lo, hi, LANES):
+            for i in range(min(LANES, hi - begin)):
+                left = np.float64(a[begin + i]) - np.float64(a_0[begin + i])
+                right = np.float64(b[begin + i]) - np.float64(b_0[begin + i])
+                lanes[i] += left * right
+        total = 0.0
+        for lane in lanes:
+            total += lane
+        sums[lo // CHUNK] = total
 
 
 @compiled

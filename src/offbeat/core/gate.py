@@ -10,12 +10,16 @@ Rules kept here:
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, get_args, overload
 
-from offbeat.core.rules import Mix
+from offbeat.core.rules import Answer, Mix, Move, OnParameters, Steps, VectorStep
+from offbeat.core.rules.composition import renamed
+from offbeat.core.rules.interface import BASE, NEW, Elementwise, elementwise, read_by
 from offbeat.errors import InvalidValue
 
 NormPolicy = Literal["refuse", "clip"]
+CLIPPED = "_clipped"
+"""The update as it is let through, for steps that are not sums."""
 Accepted = Sequence[float]
 """What a gate remembers: the latest accepted distances, the oldest first; never changed in place."""
 
@@ -83,7 +87,11 @@ class Gate:
         return factor, [*memory, float(distance) * factor][-MEDIAN_OF:]
 
 
-def clipped(mix: Mix, factor: float) -> Mix:
+@overload
+def clipped(mix: Mix, factor: float) -> Mix: ...
+@overload
+def clipped(mix: Steps, factor: float) -> Steps: ...
+def clipped(mix: Answer, factor: float) -> Answer:
     """The coefficients that mix x_tau + factor*(x_new - x_tau) in place of x_new.
 
     >>> clipped(Mix(keep=0.5, new=0.5, base=0.0, publish=True), 0.25)
@@ -91,7 +99,34 @@ def clipped(mix: Mix, factor: float) -> Mix:
     """
     if factor == 1.0:
         return mix
-    return Mix(mix.keep, mix.new * factor, mix.base + mix.new * (1.0 - factor), mix.publish)
+    new, base = mix.new * factor, mix.base + mix.new * (1.0 - factor)
+    if isinstance(mix, Mix):
+        return Mix(mix.keep, new, base, mix.publish)
+    steps = tuple(_clipped_step(step, factor) for step in mix.steps)
+    if any(CLIPPED in read_by(step) for step in elementwise(steps)):
+        steps = (Move(CLIPPED, _between(1.0, factor)), *steps)
+    return mix._replace(new=new, base=base, steps=steps)
+
+
+def _clipped_step(step: VectorStep, factor: float) -> VectorStep:
+    """The step with x_tau + factor*(x_new - x_tau) in place of x_new."""
+    if isinstance(step, OnParameters):
+        return OnParameters(tuple(_clipped_one(one, factor) for one in step.steps))
+    return _clipped_one(step, factor)
+
+
+def _clipped_one(step: Elementwise, factor: float) -> Elementwise:
+    """As two terms, where x_new is in a sum; elsewhere under a name of its own."""
+    if not isinstance(step, Move):
+        return renamed(step, {NEW: CLIPPED})
+    terms = list[tuple[str, float]]()
+    for name, coefficient in step.terms:
+        terms += _between(coefficient, factor) if name == NEW else ((name, coefficient),)
+    return Move(step.into, tuple(terms))
+
+
+def _between(coefficient: float, factor: float) -> tuple[tuple[str, float], ...]:
+    return (NEW, coefficient * factor), (BASE, coefficient * (1.0 - factor))
 
 
 def _median(distances: Accepted) -> float:

@@ -9,13 +9,14 @@ Rules kept here:
   pass over memory, four of the usual kind in one loop, with the bits of one by one.
 - Distances are float64, summed within a fixed chunk over fixed lanes and then over the chunks in their order: the
   number of threads does not change them.
-- Compiled code (`compiled.py`) and blocked numpy, below, give the same bits. Loading compiled code takes a second, so
-  numpy does small work.
+- Compiled code (`compiled.py`, `step_code.py`) and blocked numpy, below, give the same bits. Loading compiled code
+  takes a second, so numpy does small work.
 """
 
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
@@ -28,6 +29,7 @@ import numpy.typing as npt
 
 from offbeat.core.layout import Model, Vector, aligned
 from offbeat.core.rules import Mix
+from offbeat.core.step_program import Part, StepProgram, run_numpy
 from offbeat.errors import InvalidValue
 
 CHUNK = 32_768
@@ -43,8 +45,13 @@ _WORD, _FLOAT = Struct("<I"), Struct("<f")
 WORTH = 1 << 25
 """Elements after which compiled code is loaded: with fewer, it would save less time than that takes."""
 
+CODE_WORTH = 1 << 21
+"""Elements after which a plan is made machine code: numpy took about as long for them as that takes."""
+
 Between = Callable[[], None]
 Sums = npt.NDArray[np.float64]
+Difference = tuple[Vector, Vector]
+"""Two vectors that stand for the first minus the second."""
 
 
 class Term(NamedTuple):
@@ -95,6 +102,8 @@ class Updater:
         self.mix(np.empty_like(frozen), frozen, [Term(Mix(1.0, 0.0, 0.0, publish=True), frozen)])
         self.distance(frozen, frozen)
         self.finite(frozen)
+        if self.compiled:
+            self._loaded("offbeat.core.step_code")
 
     def mix(self, out: Vector, w: Vector, terms: Sequence[Term], *, between: Between | None = None) -> None:
         """Write w, with every term mixed in one after the other, to `out` (which may be w itself).
@@ -141,6 +150,35 @@ class Updater:
         self._walk(x.size, lambda lo, hi: seen.append(int(work(x, reference, squares, lo, hi))), between)
         return Measured(sqrt(np.add.accumulate(squares)[-1]), _of_bits(max(seen)))
 
+    def inner(self, a: Difference, b: Difference, *, between: Between | None = None) -> float:
+        """The inner product of two differences of vectors, in float64: its bits depend on no number of threads."""
+        _refuse_unlike(*a, *b)
+        sums = np.zeros(_chunks(a[0].size))
+        loops = self._compiled_for(a[0].size)
+        work = _products_numpy if loops is None else loops.products
+        self._walk(a[0].size, lambda lo, hi: work(*a, *b, sums, lo, hi), between)
+        return float(np.add.accumulate(sums)[-1])
+
+    def run(self, program: StepProgram, *, between: Between | None = None) -> None:
+        """Do the steps of a program in one pass over memory."""
+        program.refuse_unfit()
+        for part, start, stop in program.parts():
+            work = self._work_of(program, part, start, stop)
+            if stop - start <= CHUNK and between is None:
+                work(start, stop)
+            else:
+                self._walk(stop - start, lambda lo, hi, s=start, w=work: w(s + lo, s + hi), between)  # type: ignore[misc]
+
+    def _work_of(self, program: StepProgram, part: Part, start: int, stop: int) -> Callable[[int, int], None]:
+        """Machine code where what its plan did so far is worth it, else numpy."""
+        program.plan.elements += stop - start
+        if self.compiled and (self._insists or program.plan.elements > CODE_WORTH):
+            codes = self._loaded("offbeat.core.step_code")
+            if codes is not None:
+                work: Callable[[int, int], None] = codes.work_of(program, part, start, stop)
+                return work
+        return partial(run_numpy, program, part)
+
     def finite(self, x: Vector, *, between: Between | None = None) -> bool:
         """Is all of x finite? Several times as fast as to measure its distance from another vector."""
         return isfinite(self.largest(x, between=between))
@@ -161,13 +199,18 @@ class Updater:
             return self._loops
         self._left -= elements
         if self.compiled and (self._left < 0 or "numba" in sys.modules):
-            try:
-                self._loops = import_module("offbeat.core.compiled")
-            except (ImportError, RuntimeError) as error:  # it fits another numpy, or has no folder for its cache
-                if self._insists:
-                    raise InvalidValue(f"compiled=True, but numba cannot be loaded: {error}") from error
-                self.compiled = False  # blocked numpy does the same work
+            self._loops = self._loaded("offbeat.core.compiled")
         return self._loops
+
+    def _loaded(self, module: str) -> Any:
+        """A module that needs numba; None where it cannot be loaded: then blocked numpy does the same work."""
+        try:
+            return import_module(module)
+        except (ImportError, RuntimeError) as error:  # it fits another numpy, or has no folder for its cache
+            if self._insists:
+                raise InvalidValue(f"compiled=True, but numba cannot be loaded: {error}") from error
+            self.compiled = False
+            return None
 
     def _walk(self, size: int, work: Callable[[int, int], None], between: Between | None) -> None:
         """Run `work(lo, hi)` on all elements: at once, or in strides where there is a `between` callback."""
@@ -191,9 +234,11 @@ class Updater:
             shard.result()
 
 
-def mixed(updater: Updater, w: Model, mix: Mix, x_new: Model, x_tau: Model | None = None) -> Model:
+def mixed(
+    updater: Updater, w: Model, mix: Mix, x_new: Model, x_tau: Model | None = None, buffer: Vector | None = None
+) -> Model:
     """A new model: w with one update mixed in; what is carried follows the update."""
-    out = Model(w.layout, aligned(w.layout.size), x_new.carried)
+    out = Model(w.layout, aligned(w.layout.size) if buffer is None else buffer, x_new.carried)
     term = Term(mix, x_new.vector, x_tau.vector if x_tau is not None else None)
     if w.layout is x_new.layout and len(out.vector) <= CHUNK and (x_tau is not None or mix.base == 0):
         updater.mix_small(out.vector, w.vector, term)  # models of one layout fit, and `out` is new
@@ -274,15 +319,28 @@ def _of_bits(bits: int) -> float:
     return value
 
 
+def _products_numpy(a: Vector, a_0: Vector, b: Vector, b_0: Vector, sums: Sums, start: int, stop: int) -> None:
+    for lo in range(start, stop, CHUNK):
+        hi = min(lo + CHUNK, stop)
+        with np.errstate(invalid="ignore", over="ignore"):
+            products = (a[lo:hi].astype(np.float64) - a_0[lo:hi]) * (b[lo:hi].astype(np.float64) - b_0[lo:hi])
+            sums[lo // CHUNK] = _sum_of_lanes(products)
+
+
+def _sum_of_lanes(values: Sums) -> float:
+    """Row after row over fixed lanes, as the compiled loop does, and then the lanes in their order."""
+    whole = len(values) - len(values) % LANES
+    lanes = np.add.reduce(values[:whole].reshape(-1, LANES), axis=0)
+    lanes[: len(values) - whole] += values[whole:]
+    return float(np.add.accumulate(lanes)[-1])
+
+
 def _squares_numpy(x: Vector, reference: Vector, sums: Sums, start: int, stop: int) -> int:
     found = 0
     for lo in range(start, stop, CHUNK):
         hi = min(lo + CHUNK, stop)
         with np.errstate(invalid="ignore"):
             squares = np.square(x[lo:hi].astype(np.float64) - reference[lo:hi])
-        whole = len(squares) - len(squares) % LANES
-        lanes = np.add.reduce(squares[:whole].reshape(-1, LANES), axis=0)  # row after row, as the compiled loop does
-        lanes[: len(squares) - whole] += squares[whole:]
-        sums[lo // CHUNK] = np.add.accumulate(lanes)[-1]
+        sums[lo // CHUNK] = _sum_of_lanes(squares)
         found = max(found, _largest_numpy(x, lo, hi))  # the chunk is in the cache: no second pass over memory
     return found

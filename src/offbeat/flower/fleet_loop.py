@@ -27,8 +27,8 @@ from offbeat.protocol.messages import (
     WorkerLeft,
 )
 
-Evaluate = Callable[[int, Model], Mapping[str, float] | None]
-"""The metrics of a version; None where it is not evaluated."""
+Evaluate = Callable[[int, Model, Model | None], Mapping[str, float] | None]
+"""The metrics of a version, and of the averaged model where there is one; None where it is not evaluated."""
 
 log = logging.getLogger("flwr.offbeat")
 
@@ -213,8 +213,8 @@ class FleetLoop:
             self.run.forget(lease.task)
             self._leave(lease.worker)
 
-    def _measure(self, t: int, x: Model) -> None:
-        metrics = self.evaluate(t, x)
+    def _measure(self, t: int, x: Model, mean: Model | None) -> None:
+        metrics = self.evaluate(t, x, mean)
         if metrics is not None:
             log.info("[epoch %d] %s", t, ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
             self.run.happen(lambda at: Evaluated(at, t, metrics))

@@ -1,6 +1,6 @@
 """Owns a run on Flower's fleet except its messages: the coordinator, the vectors, the ledger, the checkpoints.
 
-    settings.json, ledger.sqlite, summary.json, x.safetensors    as in every run's folder
+    settings.json, ledger.sqlite, summary.json, x.safetensors    as in every run's folder, average.safetensors too
     checkpoints/                                                 the newest two, until the run is finished
 
 Rules kept here:
@@ -20,8 +20,10 @@ from collections.abc import Callable, Mapping
 from math import inf, isfinite
 from typing import assert_never
 
-from offbeat.core.kernel import Updater, mixed
+from offbeat.core.kernel import Updater
 from offbeat.core.layout import Model
+from offbeat.core.rules import VectorStep, uses_base
+from offbeat.core.vectors import Order, Standing, Vectors
 from offbeat.errors import InvariantBroken
 from offbeat.method import Method
 from offbeat.protocol import messages
@@ -65,7 +67,8 @@ class FlowerRun:
         self.updater = Updater(threads)
         self.outbox: deque[tuple[messages.Lease, Model]] = deque()
         """Leases whose message is not pushed yet, each with its x_tau."""
-        self.unmeasured: deque[tuple[int, Model]] = deque()
+        self.unmeasured: deque[tuple[int, Model, Model | None]] = deque()
+        """Versions to evaluate, each with the averaged model up to it."""
         self.answers: list[messages.AnswerPush] = []
         """The answer to the update that has just come."""
         self.wake = inf
@@ -75,7 +78,9 @@ class FlowerRun:
         self._arrived: tuple[int, Model] | None = None
         self._every, self._checkpointed, self._marked = checkpoint_every, 0, -1
         found = self.checkpoints.newest() if self.checkpoints.marks() else None
-        self.coordinator, self.w, self.x = self._found(found) if found else self._first(x_0)
+        standing = found.standing if found else Standing.first(x_0)
+        self.vectors = Vectors(standing, self.updater, method.average, found.caches if found else None)
+        self.coordinator = self._found(found) if found else self._first(x_0)
         self.wake = self.coordinator.woken_at
         self.clock = clock_from(self.coordinator.at)
         if found:
@@ -84,24 +89,28 @@ class FlowerRun:
 
     # --- beginning and resuming --------------------------------------------------------------------------------------
 
-    def _first(self, x_0: Model) -> tuple[Coordinator, Model, Model]:
+    def _first(self, x_0: Model) -> Coordinator:
         self.ledger.truncate_after(0)
-        self.unmeasured.append((0, x_0.freeze()))
-        return self.method.coordinator(), x_0, x_0
+        self.unmeasured.append((0, x_0.freeze(), self.vectors.mean))
+        return self.method.coordinator()
 
-    def _found(self, found: Checkpoint) -> tuple[Coordinator, Model, Model]:
+    def _found(self, found: Checkpoint) -> Coordinator:
         self.checkpoints.remove_after(found.mark)
         self.ledger.truncate_after(found.mark)
         decided = self.ledger.latest_decisions(self.method.plan.answers_kept, found.mark)
         self._checkpointed, self._marked = found.state["applied"], found.mark
-        return self.method.restored(found.state, decided), found.w, found.x
+        return self.method.restored(found.state, decided)
+
+    @property
+    def x(self) -> Model:
+        return self.vectors.x
 
     def _take_up(self) -> None:
         """Release what was under way when the run stopped; an evaluation is done again."""
         c = self.coordinator
         asked = {0, int(c.evaluated_t)}
         if c.t in asked and (not c.evaluations or c.evaluations[-1].t != c.t):
-            self.unmeasured.append((c.t, self.x))
+            self.unmeasured.append((c.t, self.x, self.vectors.mean))
         if c.finished:
             return
         self.happen(messages.ServerRestarted)
@@ -124,12 +133,11 @@ class FlowerRun:
 
     def arrive(self, lease: messages.Lease, x_new: Model, samples: int) -> messages.AnswerPush:
         finite, distance, base_gone, excess = self._seen(lease, x_new)
+        names, base = self.method.rule.dots, self._bases.get(lease.task)
+        dots = self.vectors.dots(names, x_new, base) if names and base is not None else None
         self._arrived = (lease.task, x_new)
-        self.happen(
-            lambda at: messages.UpdateArrived(
-                *(at, lease.worker, lease.task, samples, 0, finite, distance), base_gone=base_gone, largest=excess
-            )
-        )
+        seen = (samples, 0, finite, distance, "", base_gone, None, excess, dots)
+        self.happen(lambda at: messages.UpdateArrived(at, lease.worker, lease.task, *seen))
         self._arrived = None
         return self.answers.pop()
 
@@ -151,13 +159,14 @@ class FlowerRun:
         """Write a checkpoint, unless nothing has happened since the last one."""
         mark = self.ledger.mark()
         if mark != self._marked:
-            self.checkpoints.write(Checkpoint(mark, snapshot(self.coordinator, answers=False), self.w, self.x))
+            state, stands = snapshot(self.coordinator, answers=False), self.vectors.standing
+            self.checkpoints.write(Checkpoint(mark, state, stands, caches=dict(self.vectors.caches)))
             self.checkpoints.prune()
         self._checkpointed, self._marked = self.coordinator.applied, mark
 
     def finish(self, summary: Mapping[str, object]) -> None:
         """Write the results and remove the checkpoints: a finished run is not resumed."""
-        self.folder.finish(summary, self.x)
+        self.folder.finish(summary, self.x, average=self.vectors.mean)
         shutil.rmtree(self.checkpoints.path, ignore_errors=True)
 
     # --- commands ----------------------------------------------------------------------------------------------------
@@ -169,11 +178,11 @@ class FlowerRun:
             case messages.MixUpdate():
                 self._mix(command.decision)
             case messages.PublishVersion():
-                self._publish(command.t)
+                self._publish(command.t, command.closing)
             case messages.AnswerPush():
                 self.answers.append(command)
             case messages.EvaluateModel():
-                self.unmeasured.append((command.t, self.x))
+                self.unmeasured.append((command.t, self.x, self.vectors.mean))
             case messages.WakeAt():
                 self.wake = min(self.wake, command.at)
             case messages.ReleaseTask():
@@ -196,14 +205,14 @@ class FlowerRun:
         task, mix = decision.lease.task, decision.mix
         if mix is None or self._arrived is None or self._arrived[0] != task:
             raise InvariantBroken(f"there is no update of task {task} to mix: {decision}")
-        x_tau = self._bases[task] if mix.base else None
-        self.w = mixed(self.updater, self.w, mix, self._arrived[1], x_tau).freeze()
-        if mix.publish:
-            self._publish(decision.t)
+        x_tau, t = self._bases[task] if uses_base(mix) else None, decision.t if mix.publish else None
+        self.vectors.apply([Order(mix, self._arrived[1], x_tau, t)])
+        if t is not None:
+            self._now.append(lambda at: messages.VersionPublished(at, t))
         self._now.append(lambda at: messages.UpdateMixed(at, decision.sequence))
 
-    def _publish(self, t: int) -> None:
-        self.x = self.w
+    def _publish(self, t: int, closing: tuple[VectorStep, ...]) -> None:
+        self.vectors.apply([Order(publishes=t, closing=closing)])
         self._now.append(lambda at: messages.VersionPublished(at, t))
 
     def _seen(self, lease: messages.Lease, x_new: Model) -> tuple[bool, float | None, bool, float | None]:

@@ -21,7 +21,7 @@ from flwr.serverapp.strategy import Result as FlowerResult
 
 from offbeat import method
 from offbeat.core.layout import Model
-from offbeat.core.rules import Rule
+from offbeat.core.rules import Rule, average_from_spec, with_average
 from offbeat.errors import InvalidValue
 from offbeat.flower.fleet_loop import FleetLoop, Nodes
 from offbeat.flower.flower_run import FlowerRun, PollingClock
@@ -34,7 +34,7 @@ from offbeat.storage.rows import as_event
 from offbeat.storage.run_folder import RunFolder
 
 KNOWN = (
-    *("alpha", "alpha_schedule", "staleness_fn", "staleness_policy", "staleness_max", "pace_wait_s"),
+    *("average", "alpha", "alpha_schedule", "staleness_fn", "staleness_policy", "staleness_max", "pace_wait_s"),
     *("norm_max", "norm_median_max", "norm_policy", "bad_updates_max"),
     *("scheduler", "trigger_every_s", "over_selection", "group_deadline_s", "in_flight_max", "lease_s"),
     *("epochs", "until_s", "target", "evaluate_every", "rho", "seed"),
@@ -153,12 +153,17 @@ class FedAsync:
         measured = {e.t: MetricRecord(dict(e.metrics)) for e in run.coordinator.evaluations}
         nodes = Nodes(joined)
 
-        def evaluate(t: int, x: Model) -> Mapping[str, float] | None:
+        def evaluate(t: int, x: Model, mean: Model | None) -> Mapping[str, float] | None:
             metrics = evaluate_fn(t, messages.arrays.record(x)) if evaluate_fn else None
             if metrics is None:
                 return None
-            measured[t] = metrics
-            return {name: float(value) for name, value in metrics.items() if not isinstance(value, list)}
+            measured[t], numbers = metrics, _numbers(metrics)
+            of_mean = evaluate_fn(t, messages.arrays.record(mean)) if evaluate_fn and mean is not None else None
+            if of_mean is None:
+                return numbers
+            both = with_average(numbers, _numbers(of_mean))
+            measured[t] = MetricRecord({**metrics, **both})
+            return both
 
         fleet = FleetLoop(run, messages, nodes, evaluate, poll_s=self.poll_s, nodes_every_s=self.nodes_every_s)
         fleet.run_to_end()
@@ -188,7 +193,9 @@ class FedAsync:
     def _method(self, settings: Settings) -> method.Method:
         plan = method.plan_of(settings, self.rule, NODES_MAX)
         plan = replace(plan, bad_updates_max=plan.bad_updates_max or BAD_UPDATES_MAX, released_kept=RELEASED_KEPT)
-        return method.Method(self.rule, plan, method.scheduler_of(None, settings, self.rule, NODES_MAX), settings.seed)
+        scheduler = method.scheduler_of(None, settings, self.rule, NODES_MAX)
+        average = average_from_spec(settings.average or "none")
+        return method.Method(self.rule, plan, scheduler, settings.seed, average=average)
 
     def _folder(self, settings: Settings, arrays: Arrays, last: ExitStack) -> RunFolder:
         known = [name for name in KNOWN if self._by_name or name not in OF_THE_RULE]
@@ -209,9 +216,13 @@ class FedAsync:
         results |= {"staleness_mean": fold.staleness_mean, "staleness_largest": fold.staleness_largest}
         results |= dict(c.evaluations[-1].metrics) if c.evaluations else {}
         results |= {"x_sha256": hashlib.sha256(run.x.vector.data).hexdigest(), "ended": c.end_reason}
-        results |= {"failed": c.outcome.failed}
+        results |= {"failed": c.outcome.failed} | ({} if run.vectors.mean is None else {"average_t": c.t})
         results |= {"dir": str(self.dir) if self.dir else None, "task": "flower", "settings": run.folder.settings}
         return dict(plain(results, "summary"))
+
+
+def _numbers(metrics: MetricRecord) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items() if not isinstance(value, list)}
 
 
 def _settings_of(rule: str | Rule, settings: dict[str, Any]) -> Settings:

@@ -30,7 +30,17 @@ from offbeat.hosting import child
 from offbeat.hosting.loading import described
 from offbeat.hosting.task_identity import identity
 from offbeat.storage.disk import aside
-from offbeat.task import Task, Trained, Work, evaluate, start, start_with_frozen
+from offbeat.task import (
+    DeviceState,
+    Task,
+    Trained,
+    Work,
+    evaluate,
+    keeps_state,
+    start,
+    start_with_frozen,
+    train_in_place,
+)
 from offbeat.wire import body_of, header_of, unpack
 
 Recipe = tuple[Callable[..., Task], tuple[Any, ...], dict[str, Any]]
@@ -79,6 +89,8 @@ class TaskDescription:
     """The digest of its layout and frozen arrays; empty where it is not known."""
     frozen: Mapping[str, str] = field(default_factory=dict)
     """The digest of every frozen array."""
+    keeps_state: bool = False
+    """Do its devices keep something between their tasks?"""
 
     @classmethod
     def of(cls, task: Task, metrics: Sequence[str], base: ModelBase | None = None) -> "TaskDescription":
@@ -99,6 +111,7 @@ class TaskDescription:
             local_iterations=_count(task, "local_iterations"),
             base=digest,
             frozen=frozen,
+            keeps_state=keeps_state(task),
         )
 
 
@@ -179,10 +192,11 @@ class TaskHost:
             file.writelines(body_of(x_0))
         return x_0.layout
 
-    def train(self, x_tau: Bare, work: Work) -> Pushed:
+    def train(
+        self, x_tau: Bare, work: Work, state: DeviceState | None = None
+    ) -> tuple[Bare, Trained, DeviceState | None]:
         model = self._copy(x_tau)
-        trained = self._loaded().train(model, work)
-        return Bare.of(model), trained
+        return Bare.of(model), *train_in_place(self._loaded(), model, work, state)
 
     def train_many(self, jobs: Sequence[tuple[Bare, Work]]) -> tuple[list[Pushed], int]:
         task: Any = self._loaded()

@@ -21,6 +21,7 @@ import re
 import sys
 import sysconfig
 import textwrap
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -185,9 +186,14 @@ def _source_digest(source: str | bytes) -> str:
         return ""
 
 
+_PARSING = threading.Lock()
+"""Python 3.11 counts the depth of a tree for all threads together: two that parse at once may fail for it."""
+
+
 def _tree(source: str | bytes) -> ast.Module | None:
     try:
-        return ast.parse(source)
+        with _PARSING:
+            return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # it is told when it is imported
         return None
 

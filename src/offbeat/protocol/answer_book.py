@@ -1,7 +1,8 @@
 """Owns the answers of the latest tasks, for pushes that come again: as many as the plan says, each in few bytes.
 
 An answer consists of thirty objects, which take 760 bytes; there may be a hundred thousand of them. So each is
-kept as one packed record, and made anew, equal to the first, when it is asked for.
+kept as one packed record, and made anew when it is asked for: equal to the first, but for the steps of a rule that has
+some, which only the ledger keeps.
 """
 
 import struct
@@ -56,7 +57,7 @@ class AnswerBook(Mapping[int, AnswerPush]):
         if answer.decision is None:
             raise AssertionError("only decided tasks are remembered")
         d, lease = answer.decision, answer.decision.lease
-        keep, new, base, publish = d.mix or (None, None, None, None)
+        keep, new, base, publish = d.mix[:4] if d.mix else (None, None, None, None)
         try:
             packed = _packed(
                 lease.task,

@@ -18,6 +18,10 @@ SMALL_IS_GOOD = ("loss", "error", "perplexity")
 """Metrics with these names, or ending in _loss and so on, are better the smaller they are."""
 
 
+def small_is_good(metric: str) -> bool:
+    return re.split(r"[_.]", metric.lower())[-1] in SMALL_IS_GOOD
+
+
 @dataclass(frozen=True, slots=True)
 class BestBy:
     metric: str
@@ -33,8 +37,7 @@ class BestBy:
         found = re.fullmatch(r"\s*([\w.]+?)\s*(?::\s*(min|max))?\s*", text)
         if found is None:
             raise InvalidValue(f"keep_best is {text!r}; write it like accuracy, loss:min or score:max")
-        small = re.split(r"[_.]", found[1].lower())[-1] in SMALL_IS_GOOD
-        return cls(found[1], small if found[2] is None else found[2] == "min")
+        return cls(found[1], small_is_good(found[1]) if found[2] is None else found[2] == "min")
 
     def better(self, new: Evaluated, old: Evaluated | None) -> bool:
         """Is the new one better than the best so far?"""

@@ -19,7 +19,7 @@ from collections import deque
 from math import inf
 from typing import assert_never
 
-from offbeat.core.rules import Mix, Rule
+from offbeat.core.rules import Answer, Rule
 from offbeat.errors import InvariantBroken
 from offbeat.protocol import messages
 from offbeat.protocol.dispatch import Available, Dispatcher
@@ -169,7 +169,7 @@ class Coordinator:
     @property
     def needs_distance(self) -> bool:
         """Every update must be measured against its x_tau."""
-        return self.rule.needs_distance or self.plan.gate is not None
+        return self.rule.measures_base or self.plan.gate is not None
 
     @property
     def needs_base(self) -> bool:
@@ -265,7 +265,7 @@ class Coordinator:
         outcome = self.judge.outcome(
             event,
             ending=bool(self.end_reason),
-            stale=revoked or event.base_gone or self._is_too_stale(lease),
+            stale=revoked or event.base_gone or self.dispatcher.is_too_stale(lease, self.t_decided),
             queue_is_full=self.queued >= self.plan.queue_max,
         )
         if outcome is Outcome.BUSY:
@@ -273,18 +273,14 @@ class Coordinator:
         why = self.judge.too_large_value(event) if outcome is Outcome.TOO_LARGE else ""
         return messages.AnswerPush(event.worker, event.task, outcome, self._decided(event, lease, outcome), why=why)
 
-    def _is_too_stale(self, lease: Lease) -> bool:
-        bound = 0 if self.scheduler.group else self.plan.bound()
-        return self.t_decided - lease.tau > bound or self.dispatcher.pace.breaks_promise(lease, self.t_decided, bound)
-
     def _decided(self, event: messages.UpdateArrived, lease: Lease, outcome: Outcome) -> Decision:
         decision = self.judge.decide(event, lease, outcome, self.t_decided + 1)
-        self.dispatcher.close(lease)
+        self.dispatcher.close(lease, self.at)
         if decision.mix is not None:
             self._apply(decision, decision.mix)
         return decision
 
-    def _apply(self, decision: Decision, mix: Mix) -> None:
+    def _apply(self, decision: Decision, mix: Answer) -> None:
         lease = decision.lease
         self.applied += 1
         self.gradients_mixed = min(self.gradients_mixed + decision.gradients, messages.TOTAL_MAX)
@@ -301,9 +297,7 @@ class Coordinator:
         self.gradients = self.gradients_mixed
         self.contribution.publish()
         self.group.over()
-        if self.scheduler.group:
-            for lease in list(self.leases.values()):
-                self._commands.append(self.dispatcher.release(lease, revoked=True))
+        self._commands += self.dispatcher.revoke_useless(self.at, self.t_decided)
 
     def _mixed(self, sequence: int) -> None:
         self._require(
@@ -349,10 +343,10 @@ class Coordinator:
         if not self.group.arrived:
             self.group.due = self.at + self.plan.retry_after_s
             return
-        self.judge.memory = self.rule.memory
+        closing, self.judge.memory = self.rule.closed(self.t_decided + 1, self.judge.memory)
         self._version_decided()
         self.end_if_enough()
-        self._commands.append(messages.PublishVersion(self.t_decided))
+        self._commands.append(messages.PublishVersion(self.t_decided, closing))
 
     # --- evaluation and the end --------------------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ Rules kept here:
 - As many tasks are in flight as the plan allows, and no device has more of them than it may.
 - Groups: the next tasks start when the version of the group before them is published.
 - Under `pace` new leases wait rather than let an open one become too stale.
+- Where the rule sets the limit of staleness, no task begins whose update would be refused; under Ringmaster, one that
+  has become so is revoked.
 - A silent worker's first sign of life decides: it gets its lease back if it comes in time and there is room for it;
   else its place was given away, and what it pushes is a late push.
 - While the run is paused nothing is granted; a silent worker may still get its own lease back.
@@ -20,7 +22,8 @@ from offbeat.protocol.messages import Command, EndSilence, Evaluated, Lease, Rel
 from offbeat.protocol.pacing import Group, Pace
 from offbeat.protocol.plan import Plan
 from offbeat.protocol.scheduler import Plateau, Scheduler, Speeds
-from offbeat.protocol.waits import Waits
+from offbeat.protocol.shuffled import Shuffled
+from offbeat.protocol.waits import SAME_WAIT_S, Waits
 
 Available = Callable[[int, float], bool]
 """Can this waiting worker take a task at this moment? A pure function."""
@@ -32,7 +35,11 @@ class Dispatcher:
     def __init__(self, plan: Plan, scheduler: Scheduler, available: Available, seed: int) -> None:
         self.plan, self.scheduler, self.available = plan, scheduler, available
         self.book = LeaseBook(plan.released_kept)
-        self.idle = Idle(scheduler.choice, seed)
+        self.idle = (
+            Shuffled(seed, self.device, self._is_at_work)
+            if scheduler.choice == "shuffled"
+            else Idle(scheduler.choice, seed)
+        )
         self.waits = Waits()
         self.pace = Pace(plan, self.book)
         self.group = Group(scheduler.group_deadline_s)
@@ -61,24 +68,42 @@ class Dispatcher:
         self.fleet, self.waits.fleet_at = devices, at
         for worker in range(size):
             if worker not in without:
-                self.idle.add(worker, self._mass(worker))
+                self._put(worker)
 
     def wait(self, worker: int, at: float) -> None:
         self.waits.begin(worker, at)
-        self.idle.add(worker, self._mass(worker))
+        self._put(worker)
+
+    def _put(self, worker: int) -> None:
+        if isinstance(self.idle, Shuffled):
+            self.idle.add(worker)
+        else:
+            self.idle.add(worker, self._mass(worker))
 
     def end_wait(self, worker: int, at: float) -> None:
         """The worker's request is over; it may ask again."""
         if worker in self.idle:
             self.waits.end(worker, at)
             self.idle.discard(worker)
+            self._expect(self.device(worker), at)
 
     def dismiss(self, worker: int, *, revoked: bool = False) -> list[Command]:
         """The worker no longer waits, and its open or silent lease is released."""
         self.idle.discard(worker)
         self.waits.forget(worker)
         lease = self.book.of_worker(worker)
+        if isinstance(self.idle, Shuffled):
+            self.idle.forget(self.device(worker))
         return [self.release(lease, revoked=revoked)] if lease else self.give_away(worker, revoked=revoked)
+
+    def _expect(self, device: int, at: float) -> None:
+        """The device does not wait for a task now, and will ask for one again: its turn is kept for a while."""
+        if isinstance(self.idle, Shuffled):
+            self.idle.expect(device, at + SAME_WAIT_S)
+
+    def _is_at_work(self, device: int) -> bool:
+        """Will the device be free again? Not before the end of its group, where there are groups."""
+        return not self.scheduler.group and self.book.open_on(device) > 0
 
     def _mass(self, worker: int) -> float:
         return self.contribution.mass.get(self.device(worker), 0.0)
@@ -102,8 +127,12 @@ class Dispatcher:
     def heard_again(self, worker: int, at: float, t: int, t_decided: int, queued: int) -> list[Command]:
         """The worker is there: where it was silent, it gets its lease back, or it was given away."""
         lease = self.book.silent_of(worker)
-        if lease is None or not self._can_resume(lease, at, t, t_decided, queued):
-            return self.give_away(worker)
+        if lease is None:
+            return []
+        if not self._can_resume(lease, at, t, t_decided, queued):
+            return self.give_away(worker, revoked=self._is_doomed(lease.tau, t_decided))
+        if isinstance(self.idle, Shuffled):
+            self.idle.expect(lease.device, at)
         return [EndSilence(self.book.reopen(lease, at + self.plan.hold_s), resumed=True)]
 
     def may_return(self, lease: Lease, at: float) -> bool:
@@ -115,17 +144,21 @@ class Dispatcher:
             self.may_return(lease, at)
             and self._room(t, t_decided)
             and self._is_free(lease.device)
+            and not self._is_doomed(lease.tau, t_decided)
             and (not self.scheduler.group or lease.tau == t)
             and self.pace.admits_again(lease, t, queued)
         )
 
-    def close(self, lease: Lease) -> None:
+    def close(self, lease: Lease, at: float) -> None:
         self.pace.closed(lease)
         self.book.close(lease)
+        self._expect(lease.device, at)
 
     def renew(self, at: float) -> None:
         """The server was restarted: no worker waits any more, and every open lease has its full time anew."""
         self.idle.clear()
+        if isinstance(self.idle, Shuffled):
+            self.idle.gather(at + SAME_WAIT_S)
         self.waits.end_all(at)
         for task in self.book.open:
             self.book.extend(task, at + self.plan.hold_s)
@@ -141,6 +174,20 @@ class Dispatcher:
         self.pace.closed(lease)
         self.book.silence(lease)
         return ReleaseTask(lease, revoked=False, silent=True)
+
+    def is_too_stale(self, lease: Lease, t_decided: int) -> bool:
+        """Would its update be refused?"""
+        bound = 0 if self.scheduler.group else self.plan.bound()
+        return t_decided - lease.tau > bound or self.pace.breaks_promise(lease, t_decided, bound)
+
+    def revoke_useless(self, at: float, t_decided: int) -> list[Command]:
+        """A version was decided on: revoke the leases of a group that is over, or all that have become too stale."""
+        revoked: list[Lease] = list(self.book.open.values()) if self.scheduler.group else []
+        commands: list[Command] = [self.release(lease, revoked=True) for lease in revoked]
+        while self.plan.cancels and (oldest := self.book.oldest()) and self.is_too_stale(oldest, t_decided):
+            commands.append(self.release(oldest, revoked=True))
+            self._expect(oldest.device, at)
+        return commands
 
     # --- triggering --------------------------------------------------------------------------------------------------
 
@@ -169,7 +216,7 @@ class Dispatcher:
         commands: list[Command] = []
         while waiting and self._room(t, t_decided):
             held_back = not self._paced(at, t, queued, commands)
-            worker = None if held_back else self.idle.pick(lambda worker: self._can_take(worker, at), self._mass)
+            worker = None if held_back else self._pick(at)
             if worker is None:
                 break
             waiting -= 1
@@ -177,15 +224,28 @@ class Dispatcher:
         if waiting and not held_back:
             self.pace.held_back = None  # workers wait for something else; a moment without waiting ones does not count
             if self._room(t, t_decided):
-                self.retry_due = min(self.retry_due, at + self.plan.retry_after_s)
+                self.retry_due = min(self.retry_due, self._look_again_at(at))
         if self.scheduler.trigger_every_s:
             self.trigger_due = at + self.scheduler.trigger_every_s
         return commands
 
+    def _pick(self, at: float) -> int | None:
+        if isinstance(self.idle, Shuffled):
+            return self.idle.pick(lambda worker: self._can_take(worker, at), at)
+        return self.idle.pick(lambda worker: self._can_take(worker, at), self._mass)
+
+    def _look_again_at(self, at: float) -> float:
+        soon = at + self.plan.retry_after_s
+        return self.idle.look_again_at(soon) if isinstance(self.idle, Shuffled) else soon
+
     def _room(self, t: int, t_decided: int) -> bool:
         if not self.scheduler.group:
-            return len(self.book.open) < self.plan.in_flight_max
+            return len(self.book.open) < self.plan.in_flight_max and not self._is_doomed(t, t_decided)
         return t == t_decided and len(self.book.open) + self.group.arrived < self.scheduler.quota
+
+    def _is_doomed(self, tau: int, t_decided: int) -> bool:
+        """Would a task from this version be refused already? Then it waits for the version that is on its way."""
+        return self.plan.starts_in_time and t_decided - tau > self.plan.bound()
 
     def _paced(self, at: float, t: int, queued: int, commands: list[Command]) -> bool:
         """Under `pace`: may one more lease be granted? One that has held others back for too long is revoked."""
@@ -211,6 +271,8 @@ class Dispatcher:
         device = self.device(worker)
         if self.scheduler.group:
             self.group.granted(at)
+        if isinstance(self.idle, Shuffled):
+            self.idle.granted(device)
         gamma = self._gamma(t)
         iterations = self.scheduler.local_iterations(self.speeds.of(device), self.speeds.fastest)
         return self.book.grant(worker, device, t, at, at + self.plan.hold_s, iterations, gamma)

@@ -1,7 +1,8 @@
 """Owns who waits for a task, and who of them is next.
 
 Rules kept here:
-- `random` takes any waiting worker with equal chance (the paper), `fair` one whose device contributed least.
+- `random` takes any waiting worker with equal chance (the paper), `fair` one whose device contributed least. For
+  `shuffled` there is `shuffled.py`.
 - A million workers may wait: one is put in, taken out or drawn in constant time, or in logarithmic time under `fair`.
 """
 
@@ -12,7 +13,7 @@ from typing import Any, Literal
 
 from offbeat.core import draws
 
-Choice = Literal["random", "fair"]
+Choice = Literal["random", "fair", "shuffled"]
 Mass = Callable[[int], float]
 """What a worker's device has contributed so far."""
 

@@ -9,14 +9,17 @@ Rules kept here:
 - The rule sees an update as the gate lets it through.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from offbeat.core.gate import Accepted, clipped
-from offbeat.core.rules import Facts, Mix, Rule
+from offbeat.core.rules import Answer, Facts, Rule
 from offbeat.errors import InvariantBroken
 from offbeat.protocol.answer_book import AnswerBook
 from offbeat.protocol.messages import AnswerPush, Decision, Lease, Outcome, UpdateArrived
 from offbeat.protocol.plan import Plan
+
+NO_DOTS: Mapping[str, float] = {}
 
 
 class Judge:
@@ -27,6 +30,11 @@ class Judge:
         self.memory = rule.memory
         self.accepted: Accepted = ()
         """What the gate remembers."""
+        self.counts: dict[int, int] = {}
+        """Updates that were applied, by device."""
+        self.caches: set[int] = set()
+        """Where devices share the vectors that a rule keeps for them: those that there are."""
+        self.applied = 0
         self.quarantined = QuarantinedWorkers(plan.bad_updates_max)
         self.answers = AnswerBook(plan.answers_kept)
         """The answers of the latest tasks, by task."""
@@ -95,13 +103,30 @@ class Judge:
             return ""
         return f"its update holds a value of {event.largest:g}; value_max is {self.plan.value_max:g}"
 
-    def _weighed(self, event: UpdateArrived, lease: Lease, t: int) -> Mix:
+    def _weighed(self, event: UpdateArrived, lease: Lease, t: int) -> Answer:
         factor, accepted = self._gated(event)
         distance = None if event.distance is None else event.distance * factor
-        facts = Facts(t, lease.tau, lease.device, event.samples, distance)
+        dots = NO_DOTS if event.dots is None else _scaled(event.dots, factor)
+        count, applied, seen, caches = self._counted(lease.device)
+        facts = Facts(t, lease.tau, lease.device, event.samples, distance, count, applied, seen, caches, 1.0, dots)
         mix, self.memory = self.rule.decide(facts, self.memory)
         self.accepted = accepted
         return clipped(mix, factor)
+
+    def _counted(self, device: int) -> tuple[int, int, int, int]:
+        """One more update of this device: its own, all, the devices, and the caches that there are now."""
+        count = self.counts[device] = self.counts.get(device, 0) + 1
+        self.applied += 1
+        seen = len(self.counts)
+        if not self.rule.caches:
+            return count, self.applied, seen, seen
+        self.caches.add(self.rule.cache_of(device))
+        return count, self.applied, seen, len(self.caches)
+
+    def restore_counts(self, counts: Iterable[tuple[int, int]]) -> None:
+        self.counts = dict(counts)
+        self.applied = sum(self.counts.values())
+        self.caches = {self.rule.cache_of(device) for device in self.counts} if self.rule.caches else set()
 
     def _gated(self, event: UpdateArrived) -> tuple[float, Accepted]:
         """The factor that the gate applies to this update, and what the gate remembers once the update is applied."""
@@ -110,6 +135,11 @@ class Judge:
         if event.distance is None:
             raise InvariantBroken(f"the gate needs ||x_new - x_tau||, which was not measured: {event}")
         return self.plan.gate.judge(event.distance, self.accepted)
+
+
+def _scaled(dots: Mapping[str, float], factor: float) -> dict[str, float]:
+    """The inner products with a difference that is clipped; D is in a name as often as it is multiplied."""
+    return {name: value * factor ** name.count("D") for name, value in dots.items()}
 
 
 class QuarantinedWorkers:

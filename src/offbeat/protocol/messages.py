@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, TypeVar, dataclass_transform
 
-from offbeat.core.rules import Mix
+from offbeat.core.rules import Answer, VectorStep
 
 Message = TypeVar("Message")
 TOTAL_MAX = (1 << 63) - 1
@@ -67,7 +67,7 @@ class Decision:
     t: int
     """The epoch that the update went into or, where it was refused, would have gone into."""
     staleness: int
-    mix: Mix | None
+    mix: Answer | None
     samples: int
     gradients: int
 
@@ -197,6 +197,8 @@ class UpdateArrived:
     """For people who look; nothing is decided by it."""
     largest: float | None = None
     """The largest absolute value in it, where that is above value_max; None where it is not."""
+    dots: Mapping[str, float] | None = None
+    """The inner products that the rule asked for."""
 
 
 @message
@@ -328,6 +330,8 @@ class PublishVersion:
     """Make the working vector x_t although its group is not complete."""
 
     t: int
+    closing: tuple[VectorStep, ...] = ()
+    """What the rule does at this publication."""
 
 
 @message

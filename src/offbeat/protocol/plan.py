@@ -59,6 +59,10 @@ class Plan:
     """When a worker that met a full queue, or a scheduler that found no worker available, tries again."""
     staleness_policy: StalenessPolicy = "weigh"
     staleness_max: int | None = None
+    cancels: bool = False
+    """Under `reject`, a lease whose update would be refused is revoked, so that its worker begins anew."""
+    starts_in_time: bool = False
+    """Under `reject`, no task starts from a version that is too stale already, while newer ones wait to be mixed."""
     pace_wait_s: float = 60.0
     """Under `pace`, a lease that holds others back for longer is revoked."""
     gate: Gate | None = None
@@ -98,6 +102,9 @@ class Plan:
                 raise InvalidValue(f"{name} is {getattr(self, name)!r} but must be > 0 seconds")
         if not self.value_max > 0:
             raise InvalidValue(f"value_max is {self.value_max!r} but must be a number > 0; inf is no limit")
+        self._check_staleness()
+
+    def _check_staleness(self) -> None:
         if self.staleness_policy not in get_args(StalenessPolicy):
             allowed = ", ".join(get_args(StalenessPolicy))
             raise InvalidValue(f"staleness_policy is {self.staleness_policy!r}; use one of {allowed}")
@@ -105,6 +112,8 @@ class Plan:
             raise InvalidValue(
                 f"staleness_policy {self.staleness_policy} needs staleness_max: the most that is accepted"
             )
+        if self.staleness_policy != "reject" and (self.cancels or self.starts_in_time):
+            raise InvalidValue("cancels and starts_in_time go with staleness_policy reject: nothing else is refused")
         if self.staleness_max is not None and self.staleness_max < 0:
             raise InvalidValue(f"staleness_max is {self.staleness_max} but must be >= 0")
 

@@ -36,6 +36,7 @@ def snapshot(c: Coordinator, *, answers: bool = True) -> State:
         **{name: getattr(c.judge, attribute) for name, attribute in JUDGED.items()},
         "memory": dict(c.judge.memory),
         "accepted": list(c.judge.accepted),
+        "counts": list(c.judge.counts.items()),
         "conduct": c.judge.quarantined.state(),
         "ending": c.end_reason,
         "finished": c.finished,
@@ -75,6 +76,7 @@ def restored(
     for name, attribute in JUDGED.items():
         setattr(c.judge, attribute, state[name])
     c.judge.memory, c.judge.accepted = state["memory"], state["accepted"]
+    c.judge.restore_counts(state.get("counts", ()))  # missing in states of before rules were told of them
     c.judge.quarantined.restore(state["conduct"])
     c.end_reason, c.finished = state["ending"], state["finished"]
     _restore_end(c, state)
@@ -184,7 +186,7 @@ def _from_answer(answer: AnswerPush) -> list[Any]:
     if d is None:
         raise AssertionError("only decided tasks are remembered")
     facts = [d.sequence, d.at, d.t, d.staleness, d.samples, d.gradients]
-    return [answer.worker, answer.outcome.value, _from_lease(d.lease), d.mix and list(d.mix), *facts]
+    return [answer.worker, answer.outcome.value, _from_lease(d.lease), d.mix and list(d.mix[:4]), *facts]
 
 
 def _answer(values: list[Any]) -> AnswerPush:

@@ -12,6 +12,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from offbeat.core.rules.average import of_versions
 from offbeat.report import pictures, wording
 from offbeat.report.facts import ReportedRun, Unreadable
 from offbeat.report.page import ABOUT, PER_RUN, default_settings, differing, render, settings_list
@@ -91,9 +92,13 @@ def comparison_page(
 
 
 def _metrics(runs: Sequence[ReportedRun]) -> list[str]:
-    """All metrics: what most runs have comes first, and what a task names last before its others."""
+    """All metrics: what most runs have comes first, and what a task names last before its others.
+
+    Those of averaged models come after them.
+    """
     names = dict.fromkeys(name for run in runs for name in reversed(run.curve.metrics))
-    return sorted(names, key=lambda name: -sum(name in run.curve.metrics for run in runs))
+    of_x = of_versions(names)
+    return sorted(names, key=lambda name: (name not in of_x, -sum(name in run.curve.metrics for run in runs)))
 
 
 def _overlay(methods: Sequence[ComparedMethod], number: int, metric: str) -> Iterator[Markup]:

@@ -64,20 +64,28 @@ _drawing = threading.Lock()
 """matplotlib's settings are the process's."""
 
 
-def curve(name: str, x: Numbers, y: Numbers, *, label: str, metric: str) -> Markup:
-    """A metric along an axis; evaluations that were no number are crosses at the foot."""
+def curve(
+    name: str, x: Numbers, y: Numbers, *, label: str, metric: str, mean: tuple[Numbers, Numbers] | None = None
+) -> Markup:
+    """A metric along an axis; evaluations that were no number are crosses at the foot.
+
+    `mean` is the same metric of the averaged model.
+    """
     gaps = x[np.isnan(y)]
     x, y = thinned(x, y, POINTS_MAX)
 
     def draw(axes: Axes) -> None:
         marker = "o" if np.isfinite(y).sum() <= FEW else ""
-        axes.plot(x, y, color=COLOURS[0], marker=marker, markersize=3)
+        axes.plot(x, y, color=COLOURS[0], marker=marker, markersize=3, label="newest version")
+        if mean is not None:
+            axes.plot(*thinned(*mean, POINTS_MAX), color=COLOURS[1], linestyle="--", label="averaged model")
+            axes.legend()
         crosses = gaps[:: 1 + len(gaps) // DOTS_MAX]
         axes.plot(
             crosses, np.zeros(len(crosses)), "x", color=ALARM, transform=axes.get_xaxis_transform(), clip_on=False
         )
         _few(axes.xaxis)
-        _scale(axes, [y])
+        _scale(axes, [y] if mean is None else [y, mean[1]])
         axes.set(xlabel=label, ylabel=clean(metric, 40))
 
     return _drawn(name, f"{metric} against {label}", draw)

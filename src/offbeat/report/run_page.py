@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from offbeat import method
+from offbeat.core.rules.average import AVERAGED, of_versions
+from offbeat.protocol.worst_served import WORST_TENTH
 from offbeat.report import pictures, wording
 from offbeat.report.contributions import contributions
 from offbeat.report.facts import RunFacts
@@ -29,6 +31,7 @@ def run_page(facts: RunFacts, at: datetime, trouble: str | None = None) -> str:
     """The whole file; `trouble` is what a server says that cannot be seen in its folder."""
     task = str(facts.settings.get("task") or "a task")
     names = list(facts.curve.metrics)
+    drawn = of_versions(names)
     wrong = mishaps(facts.fold, facts.troubles)
     return render(
         "run.html",
@@ -37,8 +40,9 @@ def run_page(facts: RunFacts, at: datetime, trouble: str | None = None) -> str:
         facts=facts,
         task=task,
         metrics={name: _ends(facts, name) for name in names},
-        curves=[picture for number, name in enumerate(names[:METRICS_MAX]) for picture in _curve(facts, number, name)],
-        undrawn=len(names[METRICS_MAX:]),
+        curves=[picture for number, name in enumerate(drawn[:METRICS_MAX]) for picture in _curve(facts, number, name)],
+        undrawn=len(drawn[METRICS_MAX:]),
+        worst={name: value for name, value in facts.summary.items() if name.endswith(WORST_TENTH)},
         asynchrony=_asynchrony(facts),
         wrong=wrong,
         trouble=trouble,
@@ -63,12 +67,15 @@ def _ends(facts: RunFacts, name: str) -> list[MetricAt | None]:
 
 
 def _curve(facts: RunFacts, number: int, metric: str) -> Iterator[Markup]:
-    x, y = facts.curve.along("t", metric)
-    yield pictures.curve(f"curve-{number}-epochs", x, y, label="epochs (versions published)", metric=metric)
-    x, y = facts.curve.along("at", metric)
-    unit, seconds = wording.time_axis(float(x[-1]))
-    label = f"{facts.clock} ({unit})"
-    yield pictures.curve(f"curve-{number}-time", x / seconds, y, label=label, metric=metric)
+    """A metric against epochs and against time, with that of the averaged model where there is one."""
+    is_averaged = metric + AVERAGED in facts.curve.metrics
+    unit, seconds = wording.time_axis(float(facts.curve.along("at", metric)[0][-1]))
+    axes = (("t", "epochs", "epochs (versions published)", 1.0), ("at", "time", f"{facts.clock} ({unit})", seconds))
+    for axis, short, label, scale in axes:
+        x, y = facts.curve.along(axis, metric)
+        at, mean = facts.curve.along(axis, metric + AVERAGED)
+        beside = (at / scale, mean) if is_averaged else None
+        yield pictures.curve(f"curve-{number}-{short}", x / scale, y, label=label, metric=metric, mean=beside)
 
 
 def _asynchrony(facts: RunFacts) -> dict[str, Any]:

@@ -256,7 +256,9 @@ async def heartbeat(request: web.Request) -> web.Response:
     silent = await context.ask(lambda c: _is_silent(c, session.worker, task))
     commands = await context.tell(lambda at: messages.HeartbeatArrived(at, task, session.worker))
     if silent and not any(isinstance(command, messages.EndSilence) and command.resumed for command in commands):
-        raise Refusal("released", f"the place of task {task} was given to another worker while this one was silent")
+        _, revoked = await context.ask(lambda c: c.book.find(task))
+        why = "was given to another worker while this one was silent"
+        raise Refusal("revoked" if revoked else "released", f"the place of task {task} {why}")
     session.progress = progress
     lease_s = context.run.coordinator.plan.lease_s
     return answer({"lease_s": lease_s if isfinite(lease_s) else None})

@@ -21,10 +21,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from offbeat.core.rules import uses_base
 from offbeat.errors import OffbeatError
 from offbeat.protocol.messages import Decision
-from offbeat.server.kept_versions import KEPT
+from offbeat.server.kept_versions import KEPT, MEAN_ENDING
 from offbeat.storage.backup_marker import MARKER, BackupMarker, write_marker
+from offbeat.storage.checkpoints import cache_files
 from offbeat.storage.disk import Disk
 from offbeat.storage.head_file import HEAD, HeadFile
 from offbeat.storage.json_file import read_json
@@ -34,6 +36,7 @@ from offbeat.storage.lock import Lock, is_held
 from offbeat.storage.model_file import metadata_of
 from offbeat.storage.rows import as_decision
 from offbeat.storage.run_folder import (
+    AVERAGE,
     BEST,
     CHECKPOINT,
     FINAL,
@@ -50,7 +53,7 @@ CHECKPOINTS, UPDATES, VERSIONS = "checkpoints", "updates", "versions"
 FOLDERS = (CHECKPOINTS, UPDATES, VERSIONS, KEPT)
 LASTING = ("run.json", "layout.json", X_0)
 """Written when a run begins, and never again."""
-RESULTS = (SUMMARY, FINAL, NEWEST, BEST, PICTURE, "metrics.csv", "contribution.csv")
+RESULTS = (SUMMARY, FINAL, NEWEST, BEST, AVERAGE, PICTURE, "metrics.csv", "contribution.csv")
 """Of a finished run, the summary first."""
 HELD, HELD_LOCK = ".backup-", "held.lock"
 BEGINNING_S = 60.0
@@ -165,10 +168,13 @@ class Capture:
             try:
                 kept = read_json(self.files[name])
                 vectors, states[mark] = list(kept["vectors"]), dict(kept["state"])
+                caches = cache_files(self.files[name])
             except (ValueError, KeyError, TypeError) as error:
                 raise OffbeatError(f"{self.folder / name} is damaged: {error}; see offbeat verify") from error
             for vector in vectors:
                 self._hold(f"{CHECKPOINTS}/{mark}.{vector}.safetensors", needed=True)
+            for cache in caches:
+                self._hold(f"{CHECKPOINTS}/{cache}", needed=True)
         return states
 
     def _redo_log(self, mark: int, state: dict[str, Any]) -> None:
@@ -177,7 +183,7 @@ class Capture:
         for decision in _redone(ledger, mark, state):
             if (self.folder / UPDATES).is_dir():
                 self._hold(f"{UPDATES}/{decision.lease.task}.safetensors", needed=True)
-            if decision.mix is not None and decision.mix.base and (self.folder / VERSIONS).is_dir():
+            if decision.mix is not None and uses_base(decision.mix) and (self.folder / VERSIONS).is_dir():
                 self._hold(f"{VERSIONS}/{decision.lease.tau}.safetensors", needed=True)
         for task in self._names(UPDATES):
             if f"{UPDATES}/{task}.safetensors" not in self.files and _is_applied(ledger, int(task)):
@@ -187,8 +193,9 @@ class Capture:
 
     def _kept(self) -> None:
         """Before the ledger is read and after: a version that it wants is there at one of the two."""
-        for t in self._names(KEPT):
-            self._hold(f"{KEPT}/{t}.safetensors")
+        for ending in (".safetensors", MEAN_ENDING):
+            for t in self._names(KEPT, ending):
+                self._hold(f"{KEPT}/{t}{ending}")
         self._hold(BEST)
 
     def _write_facts(self, marks: Iterable[int]) -> None:

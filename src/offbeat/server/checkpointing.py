@@ -8,11 +8,13 @@ Rules kept here:
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from offbeat.core.layout import Model
+from offbeat.core.layout import Vector
+from offbeat.core.vectors import Standing, Vectors
 from offbeat.protocol.coordinator import Coordinator
 from offbeat.protocol.messages import Decision, Lease, TimePassed
 from offbeat.protocol.snapshot import snapshot
@@ -21,7 +23,7 @@ from offbeat.server.served_fold import ServedFold
 from offbeat.server.settings import ServerSettings
 from offbeat.server.update_store import UpdateStore
 from offbeat.server.version_store import VersionStore
-from offbeat.storage.checkpoints import Checkpoint, Checkpoints
+from offbeat.storage.checkpoints import NO_CACHES, Checkpoint, Checkpoints
 from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.rows import as_decision
@@ -48,12 +50,15 @@ class Checkpointer:
         updates: UpdateStore,
         versions: VersionStore,
         fold: ServedFold,
-        stood: tuple[Model, Model],
+        vectors: Vectors,
         limits: ServerSettings,
         troubles: OpenTroubles,
     ) -> None:
-        self.stood = stood
-        """w and x after the last pass of the mixer that the coordinator knows of."""
+        self.stood = vectors.standing
+        """The vectors after the last pass of the mixer that the coordinator knows of."""
+        self._caches = dict(vectors.caches)
+        """Likewise those that the rule keeps for devices."""
+        self._moved: deque[tuple[int, Vector, Vector]] = deque()
         self._checkpoints, self._coordinator, self._ledger, self._fold = checkpoints, coordinator, ledger, fold
         self._updates, self._versions, self._limits, self._troubles = updates, versions, limits, troubles
         self._t = self._events = self._bytes = 0
@@ -63,6 +68,15 @@ class Checkpointer:
         self._writer: threading.Thread | None = None
 
     # --- on the driver's thread --------------------------------------------------------------------------------------
+
+    def mixed(self, standing: Standing, caches: Mapping[int, Vector]) -> None:
+        """The coordinator knows of a pass of the mixer, after which the vectors stand like this."""
+        self.stood = standing
+        self._caches.update(caches)
+
+    def cache_moved(self, cache: int, before: Vector, after: Vector) -> None:
+        """A cache lies on the disk now. Called on the writer's thread."""
+        self._moved.append((cache, before, after))
 
     def turned(self, driver: "Driver") -> None:
         """All that happened so far is in the ledger, and has taken effect: take a checkpoint if one is due."""
@@ -104,7 +118,11 @@ class Checkpointer:
         return bool(c.scheduler.group) and c.t != c.t_decided
 
     def _taken(self) -> Checkpoint:
-        return checkpoint_of(self._coordinator, self._ledger, self._fold, self.stood)
+        while self._moved:
+            cache, before, after = self._moved.popleft()
+            if self._caches.get(cache) is before:
+                self._caches[cache] = after
+        return checkpoint_of(self._coordinator, self._ledger, self._fold, self.stood, dict(self._caches))
 
     # --- on the writer's thread --------------------------------------------------------------------------------------
 
@@ -163,10 +181,12 @@ class Checkpointer:
             self._checkpoints.prune()
 
 
-def checkpoint_of(c: Coordinator, ledger: Ledger, fold: ServedFold, stood: tuple[Model, Model]) -> Checkpoint:
+def checkpoint_of(
+    c: Coordinator, ledger: Ledger, fold: ServedFold, stood: Standing, caches: Mapping[int, Vector] = NO_CACHES
+) -> Checkpoint:
     """The checkpoint of a run whose ledger, once it is flushed, has all that the coordinator knows."""
     mark = ledger.mark()
-    return Checkpoint(mark, snapshot(c, answers=False), *stood, ledger.head.hex(), fold.state())
+    return Checkpoint(mark, snapshot(c, answers=False), stood, ledger.head.hex(), fold.state(), caches)
 
 
 def applied_of(ledger: Ledger, tasks: Iterable[int]) -> list[Decision]:

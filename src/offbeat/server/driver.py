@@ -17,8 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol, assert_never
+from typing import Any, NamedTuple, Protocol, assert_never
 
+from offbeat.core.layout import Model
 from offbeat.errors import OffbeatError
 from offbeat.protocol import messages
 from offbeat.protocol.coordinator import Coordinator
@@ -44,11 +45,18 @@ class Stuck(OffbeatError):
     """The ledger cannot be written now: nothing can be decided, and nobody is told anything until it can."""
 
 
+class PublishedVersion(NamedTuple):
+    t: int
+    x: Model
+    mean: Model | None
+    """The averaged model up to it, where there is one."""
+
+
 class Outside(Protocol):
     """Where commands lead out of the run. Called on the driver's thread, after the commit; must not block."""
 
     def deliver(self, worker: int, command: WorkerCommand) -> None: ...
-    def evaluate(self, t: int) -> None: ...
+    def evaluate(self, version: PublishedVersion) -> None: ...
     def published(self, t: int) -> None: ...
     def over(self, reason: str) -> None: ...
 
@@ -107,6 +115,8 @@ class Driver:
         self.trouble: str | None = None
         """Why nothing can be decided at the moment, if so."""
         self.events = 0
+        self.newest = PublishedVersion(coordinator.t, mixer.x, mixer.vectors.mean)
+        """The newest that the ledger knows of."""
         self._mixer, self._checkpointer, self._outside = mixer, checkpointer, outside
         self._troubles = troubles
         self._stop, self._ended = threading.Event(), threading.Event()
@@ -259,8 +269,9 @@ class Driver:
 
     def _take_effect(self, item: Item, commands: list[Command]) -> None:
         if isinstance(item, Mixed):
-            self._checkpointer.stood = (item.w, item.x)
+            self._checkpointer.mixed(item.standing, item.caches)
             if item.t is not None:
+                self.newest = PublishedVersion(item.t, item.standing.x, item.standing.mean)
                 self._outside.published(item.t)
         for command in commands:
             self._do(command)
@@ -280,7 +291,7 @@ class Driver:
             case messages.TellFinished() | messages.TellQuarantined():
                 self._outside.deliver(command.worker, command)
             case messages.EvaluateModel():
-                self._outside.evaluate(command.t)
+                self._outside.evaluate(self.newest)
             case messages.Finish():
                 self._outside.over(command.reason)
             case messages.AnswerPush():

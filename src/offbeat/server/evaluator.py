@@ -1,5 +1,7 @@
 """Owns when versions are evaluated: on a thread of its own, one at a time, the newest that there is.
 
+Where an averaged model is kept, it is evaluated after its version, and both are one evaluation.
+
 Rules kept here:
 - `put` never blocks, and one version waits at most: a newer one takes its place. Mixing never waits for an evaluation.
 - A version that was begun ends in one call, of `done` or of `failed`, unless it is stopped. One that made way while it
@@ -16,11 +18,12 @@ from time import monotonic
 from typing import NamedTuple, Protocol
 
 from offbeat.core.layout import Layout, Model
+from offbeat.core.rules import with_average
 from offbeat.hosting.task_process import TaskClosed, TaskDied
 from offbeat.storage.disk import cannot_write
 from offbeat.wire import body_of, header_of
 
-FILE = "evaluating.safetensors"
+FILE, MEAN_FILE = "evaluating.safetensors", "evaluating_average.safetensors"
 TRIES = 3
 PAUSE_S = 1.0
 PAUSE_MAX_S = 60.0
@@ -38,6 +41,8 @@ class Measures(Protocol):
 class WaitingVersion(NamedTuple):
     t: int
     model: Model
+    mean: Model | None
+    """The averaged model of the same moment, where there is one."""
     last: bool
 
 
@@ -59,9 +64,11 @@ class Evaluator:
         pause_s: float = PAUSE_S,
         pause_max_s: float = PAUSE_MAX_S,
     ) -> None:
-        self._process, self._file, self._header = process, folder / FILE, header_of(layout)
-        self.file = self._file
+        self._process, self._folder, self._header = process, folder, header_of(layout)
+        self.file = folder / FILE
         """Holds the version that is evaluated, from before that to the return of `done`."""
+        self.mean_file: Path | None = None
+        """Likewise the averaged model, where there is one."""
         self._done, self._failed, self._died = done, failed, died
         self._pause_s, self._pause_max_s = pause_s, pause_max_s
         self._next_pause_s, self._again_at = pause_s, 0.0
@@ -78,7 +85,7 @@ class Evaluator:
 
     # --- from other threads ------------------------------------------------------------------------------------------
 
-    def put(self, t: int, model: Model, *, last: bool = False) -> None:
+    def put(self, t: int, model: Model, mean: Model | None = None, *, last: bool = False) -> None:
         """Evaluate this version, unless a newer one is put before it is begun; the last version always is."""
         with self._changed:
             if self._stopping or t == self._measured:  # a version never changes
@@ -86,7 +93,7 @@ class Evaluator:
             if t == self._under_way:
                 self._last = self._last or last
             elif self._waiting is None or (last, t) >= (self._waiting.last, self._waiting.t):
-                self._waiting = WaitingVersion(t, model, last)
+                self._waiting = WaitingVersion(t, model, mean, last)
             self._changed.notify_all()
 
     def wait(self, patience_s: float) -> bool:
@@ -124,7 +131,8 @@ class Evaluator:
                 with self._changed:
                     self._under_way, self._last = None, False
                     self._changed.notify_all()
-        self._file.unlink(missing_ok=True)
+        for name in (FILE, MEAN_FILE):
+            (self._folder / name).unlink(missing_ok=True)
 
     def _begin(self) -> tuple[int, str | None] | None:
         """Wait for something to do, and for the end of a pause, and write that version to the file.
@@ -138,18 +146,24 @@ class Evaluator:
                 return None
             begun, self._waiting = self._waiting, None
             self._under_way, self._last = begun.t, begun.last
-        try:
-            with self._file.open("wb") as file:
-                file.writelines([self._header, *body_of(begun.model)])
-        except OSError as error:
-            return begun.t, str(cannot_write(self._file, error))
-        return begun.t, None
+        self.mean_file = None if begun.mean is None else self._folder / MEAN_FILE
+        return begun.t, self._write(self.file, begun.model) or self._write(self.mean_file, begun.mean)
+
+    def _write(self, path: Path | None, model: Model | None) -> str | None:
+        """Write a model, where there is one; why that is not possible, if so."""
+        if path is not None and model is not None:
+            try:
+                with path.open("wb") as file:
+                    file.writelines([self._header, *body_of(model)])
+            except OSError as error:
+                return str(cannot_write(path, error))
+        return None
 
     def _outcome(self, t: int) -> Mapping[str, float] | str | None:
         """Metrics, or why there are none; None when it was stopped."""
         for tries in range(1, TRIES + 1):
             try:
-                return self._process.evaluate(t, self._file)
+                return self._measured_in_files(t)
             except TaskClosed as error:
                 return None if self._stopping else str(error)
             except TaskDied as error:
@@ -162,6 +176,10 @@ class Evaluator:
             if tries == TRIES or self._makes_way():
                 break
         return None if self._stopping else why
+
+    def _measured_in_files(self, t: int) -> Mapping[str, float]:
+        metrics = self._process.evaluate(t, self.file)
+        return metrics if self.mean_file is None else with_average(metrics, self._process.evaluate(t, self.mean_file))
 
     def _note_death(self, t: int, why: str) -> None:
         with self._changed:

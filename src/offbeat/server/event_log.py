@@ -22,7 +22,7 @@ from typing import Any, Self
 from offbeat.errors import InvalidValue
 from offbeat.storage.json_file import number
 from offbeat.storage.ledger import CHATTER
-from offbeat.storage.rows import NewRow
+from offbeat.storage.row_shapes import NewRow
 
 WAITING_MAX = 50_000
 """Rows that wait to be written; about a hundred bytes each."""

@@ -18,7 +18,7 @@ def extension_of(c: Coordinator, ledger: Ledger, begun: Begun, settings: Setting
     if ends == before:
         return []
     refuse_reached(c, ends, c.at, lambda: map(as_evaluation, ledger.rows("evaluated")))
-    check_target(ends.put_into(c.plan).target, begun.about)
+    check_target(ends.put_into(c.plan).target, begun.about, begun.method)
     words = [f"Going on from epoch {c.t_decided} to {ends} (before: {before})."]
     told = unlike_one_long_run(settings, begun.method.plan, begun.method.rule, ends)
     if c.end_reason:

@@ -19,7 +19,8 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
-from offbeat.core.layout import Layout, Model
+from offbeat.core.layout import Layout, Model, layout_from
+from offbeat.core.rules.average import AVERAGED, refuse_averaged_names, refuse_best_average, with_average
 from offbeat.digests import digest_of_file
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.hosting.task_host import TaskDescription
@@ -36,6 +37,7 @@ from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import read_json, sealed
 from offbeat.storage.ledger import Ledger
 from offbeat.storage.run_folder import LEDGER, SETTINGS, X_0, RunFolder
+from offbeat.storage.vector_room import VectorRoom, vector_room
 from offbeat.wire import body_of, header_of, mapped
 
 RUN, WHERE = "run.json", "server.json"
@@ -61,6 +63,7 @@ class Begun:
     task: TaskNames
     ends: Ends
     """What the run is to end with; the method has what it began with."""
+    room: VectorRoom
     fork: BackupMarker | None = None
     """The backup that is started here for the first time, as a run of its own."""
 
@@ -90,12 +93,18 @@ def begin(
         facts = read_json(path / RUN)
         about = TaskDescription(**{**facts["about"], "metrics": tuple(facts["about"]["metrics"])})
         method = served_method(settings, about, facts.get("silent_s"), facts.get("queue_max"))
+        room = room_of(method, settings, layout_from(read_json(path / "layout.json")), path)
         forget_held(path)
         fork = named_fork(path, facts["run"], Disk())
-        return Begun(folder, fork.fork if fork else facts["run"], about, method, names, ends, fork)
+        return Begun(folder, fork.fork if fork else facts["run"], about, method, names, ends, room, fork)
     except BaseException:
         folder.close()
         raise
+
+
+def room_of(method: Method, settings: Settings, layout: Layout, path: Path) -> VectorRoom:
+    """What the rule's vectors take in this run; refused where they do not fit."""
+    return vector_room(method.rule, method.average, method.devices, layout.size, settings.device_cache, path)
 
 
 def _as_begun(path: Path, settings: Settings) -> Settings:
@@ -130,7 +139,11 @@ def served_method(
         plan = replace(plan, queue_max=queue_max)
     if plan.bad_updates_max is None:
         plan = replace(plan, bad_updates_max=BAD_UPDATES_MAX)
-    check_target(plan.target, about)
+    if method.average is not None:
+        refuse_averaged_names(about.metrics)
+        if plan.keep_best is not None:
+            refuse_best_average(plan.keep_best.metric)
+    check_target(plan.target, about, method)
     if plan.keep_best is not None and plan.keep_best.metric not in about.metrics:
         known = ", ".join(about.metrics) or "measured by its workers, when the version that they measured is gone"
         raise InvalidValue(f"keep_best is {plan.keep_best.metric} but the task's metrics are {known}")
@@ -144,10 +157,19 @@ def heartbeat_s_of(plan: Plan) -> float:
     return min(HEARTBEAT_MAX_S, plan.hold_s / HEARTBEATS_MISSED)
 
 
-def check_target(target: Target | None, about: TaskDescription) -> None:
+def check_target(target: Target | None, about: TaskDescription, method: Method) -> None:
     """Nothing may wait for a metric that will never come."""
-    if target is not None and about.metrics and target.metric not in about.metrics:
-        known = ", ".join(about.metrics)
+    if target is None:
+        return
+    if not about.metrics and method.average is not None and target.metric.endswith(AVERAGED):
+        raise InvalidValue(
+            f"target is {target}, but workers measure the model that they receive, never the averaged one; "
+            f"name a metric without {AVERAGED}, or give the task test data"
+        )
+    values = dict.fromkeys(about.metrics, 0.0)
+    names = list(values if method.average is None else with_average(values, values))
+    if names and target.metric not in names:
+        known = ", ".join(names)
         raise InvalidValue(f"target is {target} but the task's metrics are {known}; the run would never end")
 
 
@@ -180,6 +202,7 @@ def _first(path: Path, settings: Settings, process: TaskProcess, x_0: Path | Non
         if x_0 is not None:
             _keep(path / X_0, _model(x_0, layout), disk)
         model = _model(path / X_0, layout)
+        room_of(method, settings, layout, path)  # refused before anything is written
         facts: dict[str, Any] = {"run": secrets.token_hex(8), "about": asdict(about), "silent_s": silent_s}
         facts |= {"queue_max": queue_max, "x_0_sha256": digest_of_file(path / X_0)}
         disk.write_whole(path / RUN, [sealed(json.dumps(facts, indent=2))])

@@ -55,7 +55,8 @@ class VersionKeeper:
         """Keep what was evaluated just now. False where the server stops before that can be done."""
         while True:
             try:
-                self._run.kept.keep(t, mapped(evaluator.file, self._run.layout))
+                mean = None if evaluator.mean_file is None else mapped(evaluator.mean_file, self._run.layout)
+                self._run.kept.keep(t, mapped(evaluator.file, self._run.layout), mean)
             except OSError as error:
                 self._troubled(f"version {t} cannot be kept; this is tried again: {error}")
                 if evaluator.pause(RETRY_S):

@@ -22,7 +22,7 @@ from offbeat.server.buckets import Buckets
 from offbeat.server.evaluator import Measures
 from offbeat.server.served_fold import ServedFold
 from offbeat.storage.fold import COUNTED
-from offbeat.storage.rows import NewRow
+from offbeat.storage.row_shapes import NewRow
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

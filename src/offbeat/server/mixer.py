@@ -11,14 +11,14 @@ Rules kept here:
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from time import perf_counter
 from typing import NamedTuple
 
-from offbeat.core.buffer_pool import BufferPool
-from offbeat.core.kernel import Term, Updater
-from offbeat.core.layout import Model
+from offbeat.core.layout import Model, Vector
+from offbeat.core.rules import Steps, uses_base
+from offbeat.core.vectors import Order, Standing, Vectors
 from offbeat.protocol.messages import Decision, MixUpdate, PublishVersion
 from offbeat.wire import unload
 
@@ -31,8 +31,10 @@ class Mixed(NamedTuple):
     sequences: tuple[int, ...]
     t: int | None
     """The version that can be read from now on, if there is a new one."""
-    w: Model
-    x: Model
+    standing: Standing
+    """How the vectors stand now."""
+    caches: Mapping[int, Vector]
+    """The vectors of devices that were written."""
 
 
 class Mixer:
@@ -40,9 +42,7 @@ class Mixer:
 
     def __init__(
         self,
-        w: Model,
-        x: Model,
-        updater: Updater,
+        vectors: Vectors,
         update_of: Callable[[int], Model],
         version_of: Callable[[int], Model],
         done: Callable[[Mixed | BaseException], None],
@@ -53,12 +53,19 @@ class Mixer:
         `done` gets the result of every pass, or what went wrong; `on_pass` hears how many updates it mixed, and how
         long it took. Both are called on the thread.
         """
-        self.w, self.x = w, x
-        self._updater, self._update_of, self._version_of = updater, update_of, version_of
+        self.vectors = vectors
+        self._update_of, self._version_of = update_of, version_of
         self._done, self._on_pass = done, on_pass
-        self._pool = BufferPool(w.layout.size)
         self._orders: SimpleQueue[MixOrder | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._live, name="mixer", daemon=True)
+
+    @property
+    def w(self) -> Model:
+        return self.vectors.w
+
+    @property
+    def x(self) -> Model:
+        return self.vectors.x
 
     def start(self) -> None:
         self._thread.start()
@@ -72,26 +79,23 @@ class Mixer:
             self._thread.join()
 
     def apply(self, orders: Sequence[MixOrder]) -> Mixed:
-        decisions = [order.decision for order in orders if isinstance(order, MixUpdate)]
-        if decisions:
-            self.w = self._mixed(decisions)
-        published = [t for order in orders if (t := published_by(order)) is not None]
-        if published:
-            self.x = self.w
-        return Mixed(tuple(d.sequence for d in decisions), published[-1] if published else None, self.w, self.x)
+        made = [self._order(order) for order in orders]
+        read = [model.vector for order in made for model in (order.x_new, order.x_tau) if model is not None]
+        self.vectors.apply(made, between=lambda: unload(read))
+        sequences = tuple(order.decision.sequence for order in orders if isinstance(order, MixUpdate))
+        published = [order.publishes for order in made if order.publishes is not None]
+        caches, self.vectors.changed = self.vectors.changed, {}
+        return Mixed(sequences, published[-1] if published else None, self.vectors.standing, caches)
 
-    def _mixed(self, decisions: Sequence[Decision]) -> Model:
-        terms, newest = [], self.w
-        for decision in decisions:
-            mix, lease = decision.mix, decision.lease
-            if mix is None:
-                raise AssertionError("a refused update is never mixed")
-            newest = self._update_of(lease.task)
-            terms.append(Term(mix, newest.vector, self._version_of(lease.tau).vector if mix.base else None))
-        out = self._pool.take()
-        read = [vector for term in terms for vector in (term.x_new, term.x_tau) if vector is not None]
-        self._updater.mix(out, self.w.vector, terms, between=lambda: unload(read))
-        return Model(self.w.layout, out, {n: array.copy() for n, array in newest.carried.items()}).freeze()
+    def _order(self, order: MixOrder) -> Order:
+        """An order with the models that it needs."""
+        if isinstance(order, PublishVersion):
+            return Order(publishes=order.t, closing=order.closing)
+        mix, lease = order.decision.mix, order.decision.lease
+        if mix is None:
+            raise AssertionError("a refused update is never mixed")
+        x_tau = self._version_of(lease.tau) if uses_base(mix) else None
+        return Order(mix, self._update_of(lease.task), x_tau, published_by(order))
 
     def _live(self) -> None:
         waiting: deque[MixOrder] = deque()
@@ -132,3 +136,8 @@ def published_by(order: MixOrder) -> int | None:
     if isinstance(order, PublishVersion):
         return order.t
     return order.decision.t if order.decision.mix is not None and order.decision.mix.publish else None
+
+
+def without_update(decision: Decision) -> PublishVersion:
+    """The version that a decision publishes, without its update, which is lost: the publication runs all the same."""
+    return PublishVersion(decision.t, decision.mix.closing if isinstance(decision.mix, Steps) else ())

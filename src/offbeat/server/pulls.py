@@ -15,6 +15,7 @@ from aiohttp import web
 from offbeat.core.layout import Model
 from offbeat.server.context import ServerContext, context_of, hello, whole
 from offbeat.server.refusals import Refusal
+from offbeat.server.run_results import result_average
 from offbeat.server.slow_readers import write_within
 from offbeat.wire import body_of
 
@@ -23,6 +24,7 @@ SLICE, TLS_SLICE = 1 << 22, 1 << 20
 NO_HURRY_S = 3600.0
 """For a slice, where no rate is asked for."""
 NAMED = ("latest", "result", "best")
+AVERAGED = "average"
 FOR_EVER = "public, max-age=31536000, immutable"
 ASK_FIRST = "no-cache"
 """It may be kept, but not used without asking, by its ETag, whether it is still what is meant."""
@@ -36,6 +38,8 @@ def address_of(run: str, t: int) -> str:
 async def pull(request: web.Request) -> web.StreamResponse:
     """A version of the run that is served now, whole or from some byte on."""
     context, text = context_of(request), request.match_info["t"]
+    if text == AVERAGED:
+        return await _pulled_average(request)
     t = _named(context, text) if text in NAMED else _epoch(context, text)
     return await _pulled(request, t, ASK_FIRST)
 
@@ -67,18 +71,40 @@ async def allowed(_request: web.Request) -> web.Response:
     return web.Response(status=204)
 
 
-async def _pulled(request: web.Request, t: int, lifetime: str) -> web.StreamResponse:
+async def _pulled_average(request: web.Request) -> web.StreamResponse:
+    """The averaged model of the newest version or, once the run is over, of the one that it is about."""
     context = context_of(request)
-    headers = {
+    t, mean = result_average(context.run)
+    if mean is None:
+        do = "Serve the run with --average poly:P or ema:C."
+        raise Refusal("not_found", "no averaged model is kept", do=do)
+    headers = _headers(f"{context.run_id}-{t}-average", t, ASK_FIRST)
+    unchanged = _unchanged(request, headers)
+    return await _send(request, mean, headers) if unchanged is None else unchanged
+
+
+def _headers(etag: str, t: int, lifetime: str) -> dict[str, str]:
+    return {
         **hello(),
-        "ETag": f'"{context.run_id}-{t}"',
+        "ETag": f'"{etag}"',
         "Accept-Ranges": "bytes",
         "Cache-Control": lifetime,
         "Offbeat-Epoch": str(t),
     }
+
+
+def _unchanged(request: web.Request, headers: dict[str, str]) -> web.Response | None:
+    """The answer to a reader that has it already."""
     known = request.headers.get("If-None-Match", "")
-    if headers["ETag"] in known or known == "*":
-        return web.Response(status=304, headers=headers)
+    return web.Response(status=304, headers=headers) if headers["ETag"] in known or known == "*" else None
+
+
+async def _pulled(request: web.Request, t: int, lifetime: str) -> web.StreamResponse:
+    context = context_of(request)
+    headers = _headers(f"{context.run_id}-{t}", t, lifetime)
+    unchanged = _unchanged(request, headers)
+    if unchanged is not None:
+        return unchanged
     with context.run.versions.reading(t, lambda: _cut_off(request)) as model:
         model = context.run.kept.of(t) if model is None else model
         if model is None:
@@ -92,7 +118,10 @@ def _cut_off(request: web.Request) -> None:
 
 
 def _epoch(context: ServerContext, text: str) -> int:
-    newest, t = context.run.coordinator.t, whole("the epoch (or latest, result or best, at /v1/models/latest)", text)
+    newest, t = (
+        context.run.coordinator.t,
+        whole("the epoch (or latest, result, best or average, at /v1/models/latest)", text),
+    )
     if t > newest:
         raise Refusal("not_found", f"there is no version {t} yet; the newest is {newest}")
     return t

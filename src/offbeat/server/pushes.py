@@ -277,7 +277,7 @@ def _note_metrics(context: ServerContext, head: Head, found: AnswerPush) -> None
     decision = found.decision
     if found.outcome is Outcome.APPLIED and decision is not None and not found.repeated and not context.metrics_known:
         metrics = {name: value for name, value in head.metrics.items() if isfinite(value)}
-        context.reports.add(decision.lease.tau, decision.samples, metrics)
+        context.reports.add(decision.lease.tau, decision.samples, metrics, decision.lease.device)
 
 
 def _acknowledged(context: ServerContext, found: AnswerPush) -> web.Response:

@@ -25,7 +25,7 @@ from offbeat.protocol.messages import (
     VersionPublished,
 )
 from offbeat.server.continuity import LedgerLoss, LedgerLost, loss_of
-from offbeat.server.mixer import Mixer, MixOrder, published_by
+from offbeat.server.mixer import Mixer, MixOrder, published_by, without_update
 from offbeat.server.served_fold import ServedFold
 from offbeat.server.update_store import UpdateStore
 from offbeat.storage.checkpoints import Checkpoint, Checkpoints
@@ -166,7 +166,7 @@ class Redo:
 
     def _publish_without(self, order: MixUpdate) -> None:
         if published_by(order) is not None:
-            self.mixer.apply([PublishVersion(order.decision.t)])
+            self.mixer.apply([without_update(order.decision)])
 
 
 def _sequence(order: MixOrder) -> int:

@@ -14,15 +14,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
 from offbeat.core.kernel import Updater
-from offbeat.core.layout import Model, layout_from
+from offbeat.core.layout import Model, Vector, layout_from
+from offbeat.core.rules import average_from_spec, uses_base
+from offbeat.core.vectors import Standing, Vectors
 from offbeat.errors import InvalidValue
 from offbeat.protocol.messages import Decision, MixUpdate, PublishVersion
-from offbeat.server.mixer import Mixer, MixOrder, next_pass, published_by
+from offbeat.server.mixer import Mixer, MixOrder, next_pass, published_by, without_update
 from offbeat.server.replay_bases import Bases
 from offbeat.server.update_store import NO_LIMIT, UpdateStore
 from offbeat.server.version_store import VersionStore
@@ -30,10 +32,12 @@ from offbeat.storage.checkpoints import Checkpoint, Checkpoints
 from offbeat.storage.disk import Disk
 from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import Ledger
+from offbeat.storage.recorded_steps import closing_in
 from offbeat.storage.rows import as_decision
 from offbeat.storage.run_folder import LEDGER, X_0, RunFolder
 from offbeat.wire import BadPayload, mapped, unload
 
+NO_AVERAGE = "{} holds no averaged model: it was not run with --average poly:P or ema:C"
 PASS_MAX = 3
 """Updates that are mixed in one pass: each of them is in memory for it."""
 LOOKED_AT, AHEAD = 8, 4
@@ -42,10 +46,14 @@ LOOKED_AT, AHEAD = 8, 4
 
 @dataclass
 class ReplayPoint:
-    w: Model
-    x: Model
+    standing: Standing
     t: int
     applied: int
+    caches: Mapping[int, Vector] = field(default_factory=dict)
+
+    @property
+    def x(self) -> Model:
+        return self.standing.x
 
 
 class Replay:
@@ -57,6 +65,7 @@ class Replay:
         self.checkpoints = Checkpoints(folder / "checkpoints", self.layout, Disk())
         self.updates = UpdateStore(folder / "updates", self.layout, Disk())
         self.versions = VersionStore(folder / "versions", self.layout, Disk(), on_disk=(folder / "versions").is_dir())
+        self.average = average_from_spec(self.about.settings.get("average") or "none")
         self.updater = Updater()
         self.unlike: set[int] = set()
         """Versions whose files hold other bits than a replay gives."""
@@ -71,21 +80,27 @@ class Replay:
             lost = {row.decision for row in ledger.rows("lost")}
             published = {row.t for row in ledger.rows("published") if row.sequence <= until}
             bases = stack.enter_context(closing(Bases(self.versions, _last_uses(ledger, checkpoint, until))))
-            mixing = ReplayMixing(at, bases, self.updater, self.updates.mapped, one_by_one=enough is not None)
+            vectors = Vectors(at.standing, self.updater, self.average, at.caches)
+            closings = {row.t: closing_in(row.detail) for row in ledger.rows("group_closed")}
+            mixing = ReplayMixing(at, bases, vectors, self.updates.mapped, one_by_one=enough is not None)
             bases.offer(at.t, at.x)
+
+            def closed(t: int) -> PublishVersion:
+                return PublishVersion(t, closings.get(t, ()))
+
             for decision in self._whole(ledger, applied_since(ledger, checkpoint, until), lost):
                 if decision.t - 1 > at.t and decision.t - 1 in published:
-                    mixing.put(PublishVersion(decision.t - 1))  # a group that was published with what had arrived
+                    mixing.put(closed(decision.t - 1))  # a group that was published with what had arrived
                 publishes = decision.mix is not None and decision.mix.publish
                 if decision.sequence not in lost:
                     mixing.put(MixUpdate(decision))
                 elif publishes:
-                    mixing.put(PublishVersion(decision.t))
+                    mixing.put(without_update(decision))
                 at.applied += 1
                 if enough is not None and enough(at):
                     return at
             if published and max(t for t in published if t is not None) > at.t:
-                mixing.put(PublishVersion(at.t + 1))
+                mixing.put(closed(at.t + 1))
             mixing.finish()
             self.unlike |= set(bases.unlike)
         return at
@@ -123,7 +138,11 @@ class Replay:
             if not all(self.updates.has(row.task) for row in rows if row.task is not None):
                 return None
         x = mapped(x_0, self.layout)
-        return Checkpoint(0, {"t": 0, "mixed": 0}, x, x)
+        return Checkpoint(0, {"t": 0, "mixed": 0}, Standing.first(x))
+
+    def mean_of(self, standing: Standing) -> Model | None:
+        """The averaged model; None where the run keeps none. A checkpoint holds it where it is another than x."""
+        return None if self.average is None else standing.x if standing.mean is None else standing.mean
 
     def close(self) -> None:
         self.updater.close()
@@ -136,21 +155,21 @@ class ReplayMixing:
         self,
         at: ReplayPoint,
         bases: Bases,
-        updater: Updater,
+        vectors: Vectors,
         update_of: Callable[[int], Model],
         *,
         one_by_one: bool,
     ) -> None:
         self._at, self._bases, self._one_by_one = at, bases, one_by_one
-        self._mixer = Mixer(at.w, at.x, updater, update_of, bases.of, lambda _: None)
+        self._mixer = Mixer(vectors, update_of, bases.of, lambda _: None)
         self._waiting: deque[MixOrder] = deque()
 
     def put(self, order: MixOrder) -> None:
         self._waiting.append(order)
         t = published_by(order)
-        uses_base = isinstance(order, MixUpdate) and order.decision.mix is not None and bool(order.decision.mix.base)
+        needs = isinstance(order, MixUpdate) and order.decision.mix is not None and uses_base(order.decision.mix)
         self._at.t = self._at.t if t is None else t
-        if t is not None and (self._one_by_one or uses_base or self._bases.wants(t)):
+        if t is not None and (self._one_by_one or needs or self._bases.wants(t)):
             self.finish()
             self._bases.offer(t, self._at.x)
         elif len(self._waiting) >= PASS_MAX:
@@ -165,7 +184,7 @@ class ReplayMixing:
         orders, before = next_pass(self._waiting, PASS_MAX), self._mixer.w
         self._mixer.apply(orders)
         unload([before.vector], at_least=0)  # a checkpoint, which others still hold
-        self._at.w, self._at.x = self._mixer.w, self._mixer.x
+        self._at.standing, self._at.caches = self._mixer.vectors.standing, self._mixer.vectors.caches
         for order in orders:
             if isinstance(order, MixUpdate):
                 self._bases.used_by(order.decision)
@@ -183,7 +202,7 @@ def _looked_at(decisions: list[Decision], done: "Future[None]") -> list[Decision
 
 
 def start_of(checkpoint: Checkpoint) -> ReplayPoint:
-    return ReplayPoint(checkpoint.w, checkpoint.x, checkpoint.state["t"], checkpoint.state["mixed"])
+    return ReplayPoint(checkpoint.standing, checkpoint.state["t"], checkpoint.state["mixed"], dict(checkpoint.caches))
 
 
 def applied_since(ledger: Ledger, checkpoint: Checkpoint, until: int) -> Iterator[Decision]:
@@ -195,27 +214,34 @@ def applied_since(ledger: Ledger, checkpoint: Checkpoint, until: int) -> Iterato
 def _last_uses(ledger: Ledger, checkpoint: Checkpoint, until: int) -> dict[int, int]:
     """By tau: the number of the last decision that uses x_tau."""
     decisions = applied_since(ledger, checkpoint, until)
-    return {d.lease.tau: d.sequence for d in decisions if d.mix is not None and d.mix.base}
+    return {d.lease.tau: d.sequence for d in decisions if d.mix is not None and uses_base(d.mix)}
 
 
-def model_at(folder: Path, epoch: str) -> tuple[int, Model]:
+def model_at(folder: Path, epoch: str, *, average: bool = False) -> tuple[int, Model]:
+    """A version, or the averaged model up to it, and its epoch."""
     with closing(Replay(folder)) as replay:
         if epoch == "latest":
             point = replay.run(replay.checkpoints.newest())
-            return point.t, point.x
-        if not epoch.isdecimal():
+            t, standing = point.t, point.standing
+        elif epoch.isdecimal():
+            t, standing = int(epoch), reached(replay, int(epoch))
+        else:
             raise InvalidValue(f"epoch is {epoch!r} but must be a whole number, or latest")
-        return int(epoch), reached(replay, int(epoch))
+        mean = replay.mean_of(standing)
+        if average and mean is None:
+            raise InvalidValue(NO_AVERAGE.format(folder))
+        return t, standing.x if not average or mean is None else mean
 
 
-def reached(replay: Replay, t: int) -> Model:
+def reached(replay: Replay, t: int) -> Standing:
+    """The vectors when version t was published."""
     for checkpoint in replay.checkpoints.usable():
         if checkpoint.state["t"] == t:
-            return checkpoint.x
+            return checkpoint.standing
         if checkpoint.state["t"] < t:
             point = replay.run(checkpoint, enough=lambda point: point.t >= t)
             if point.t == t:
-                return point.x
+                return point.standing
             raise InvalidValue(f"there is no version {t}; the newest is {point.t}")
     raise InvalidValue(f"version {t} is gone; serve with --keep-updates all to keep every one")
 

@@ -19,7 +19,7 @@ from offbeat.server.buckets import Buckets
 from offbeat.server.sessions import WorkerSessions
 from offbeat.storage.fold import FEEDS, KEEP, Rows, RunFold, Taker
 from offbeat.storage.ledger import Ledger
-from offbeat.storage.rows import NewRow
+from offbeat.storage.row_shapes import NewRow
 
 ALPHA_T = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Upper bounds of the buckets."""

@@ -24,10 +24,20 @@ from math import isfinite
 from pathlib import Path
 
 from offbeat.core.kernel import Updater
-from offbeat.core.layout import Model, layout_from, layout_to
+from offbeat.core.layout import Model, Vector, layout_from, layout_to
+from offbeat.core.vectors import Standing, Vectors
 from offbeat.errors import InvalidValue
 from offbeat.method import Method
-from offbeat.protocol.messages import AnswerPush, Command, Lease, Outcome, ServerRestarted, Spent, UpdateArrived
+from offbeat.protocol.messages import (
+    AnswerPush,
+    Command,
+    Lease,
+    MixUpdate,
+    Outcome,
+    ServerRestarted,
+    Spent,
+    UpdateArrived,
+)
 from offbeat.protocol.snapshot import snapshot
 from offbeat.server.checkpointing import ROOM, Checkpointer, applied_of
 from offbeat.server.driver import Driver, Outside
@@ -35,6 +45,7 @@ from offbeat.server.forking import settle_fork
 from offbeat.server.kept_versions import KeptVersions
 from offbeat.server.mixer import Mixed, Mixer
 from offbeat.server.open_troubles import VERSIONS, OpenTroubles
+from offbeat.server.push_turns import PushTurns
 from offbeat.server.recovery import Redo, recover
 from offbeat.server.served_fold import ServedFold
 from offbeat.server.settings import ServerSettings
@@ -78,10 +89,12 @@ class ServedRun:
         accept_loss: bool = False,
         troubles: OpenTroubles | None = None,
         fork: BackupMarker | None = None,
+        caches_on_disk: bool = False,
     ) -> None:
         """Go on with the run in this folder, which `begin` made; nothing moves before `start`.
 
-        `fork` where it is a backup that goes on as a run of its own.
+        `fork` where it is a backup that goes on as a run of its own; `caches_on_disk` where the vectors that a rule
+        keeps for devices leave memory as soon as a checkpoint has them.
         """
         self.disk, observers = disk or Disk(), observers or Observers()
         self.troubles = troubles or OpenTroubles()
@@ -104,7 +117,7 @@ class ServedRun:
         self.updates.look = self.updater.largest
         self._stopping = threading.Event()
         self._head_file: HeadFile | None = None
-        self._fork = fork
+        self._fork, self._caches_on_disk = fork, caches_on_disk
         redo = partial(recover, told=read_head(folder), drop_damaged=drop_damaged, accept_loss=accept_loss)
         self._recover(folder, method, limits, outside, observers, redo)
 
@@ -115,7 +128,7 @@ class ServedRun:
         with Ledger.create(folder / "ledger.sqlite", durable=True, verbose=True):
             pass
         disk.committed(folder / "ledger.sqlite")
-        first = Checkpoint(0, snapshot(method.coordinator()), x_0, x_0)
+        first = Checkpoint(0, snapshot(method.coordinator()), Standing.first(x_0))
         Checkpoints(folder / "checkpoints", x_0.layout, disk).write(first)
 
     def _update_store(self, folder: Path, limits: ServerSettings, observers: Observers) -> UpdateStore:
@@ -141,7 +154,8 @@ class ServedRun:
     ) -> None:
         def mixer_of(found: Checkpoint) -> Mixer:
             places = (self.updates.taken, self.versions.of, self._pass_done, observers.on_pass)
-            return Mixer(found.w, found.x, self.updater, *places)
+            vectors = Vectors(found.standing, self.updater, method.average, found.caches)
+            return Mixer(vectors, *places)
 
         checkpoints = Checkpoints(folder / "checkpoints", self.layout, self.disk)
         found = redo(checkpoints, self.ledger, self.updates, method, mixer_of, self.fold)
@@ -155,12 +169,21 @@ class ServedRun:
         self.kept.settle(self.coordinator.outcome.kept, self.coordinator.outcome.best_t)
         self.checkpointer = Checkpointer(
             *(checkpoints, self.coordinator, self.ledger, self.updates, self.versions, self.fold),
-            *((self.mixer.w, self.mixer.x), limits, self.troubles),
+            *(self.mixer.vectors, limits, self.troubles),
         )
+        if self._caches_on_disk:
+            checkpoints.on_cache_written = self._cache_moved
+        unmixed = [order.decision.sequence for order in found.waiting if isinstance(order, MixUpdate)]
+        self._turns = PushTurns(self.coordinator.rule.moving, unmixed, self._stopping)
         self.driver = Driver(self.coordinator, self.ledger, self.mixer, self.checkpointer, outside, self.troubles)
         for decision in found.lost:
             self.ledger.add(lost_row(self.driver.clock.now(), decision.lease.task, decision.sequence))
         self.ledger.flush()
+
+    def _cache_moved(self, cache: int, before: Vector, after: Vector) -> None:
+        """A checkpoint has this vector: its file takes its place in memory."""
+        self.checkpointer.cache_moved(cache, before, after)
+        self.mixer.vectors.cache_moved(cache, before, after)
 
     def _committed(self, _rows: object, last: int, _seconds: float) -> None:
         """Rows are on the disk: note how far the ledger has come."""
@@ -178,7 +201,7 @@ class ServedRun:
 
     def stop(self) -> None:
         """Finish what was begun, keep a checkpoint, and close."""
-        self._stopping.set()
+        self._turns.stop()
         self.checkpointer.hurry()
         self.mixer.stop()
         self.driver.stop()
@@ -205,21 +228,29 @@ class ServedRun:
         the decision is on the disk.
         """
         task = lease.task
-        with ExitStack() as pin:
+        with ExitStack() as pin, self._turns.turn():
             pin.enter_context(self.versions.pinned(lease.tau))
             try:
                 finite, distance, base_gone, excess = self._seen(task, lease.tau, largest)
+                dots = None if base_gone else self._dots(task, lease.tau)
             except InvalidValue:
                 self.updates.remove({task})
                 raise
-            answer = self.driver.tell(
-                lambda at: UpdateArrived(
-                    at, lease.worker, task, samples, gradients, finite, distance, digest, base_gone, spent, excess
-                )
-            )
+            seen = (samples, gradients, finite, distance, digest, base_gone, spent, excess, dots)
+            answer = self.driver.tell(lambda at: UpdateArrived(at, lease.worker, task, *seen))
             unpin = pin.pop_all()
-        answer.add_done_callback(lambda done: self._judged(task, done, unpin))
+            answer.add_done_callback(lambda done: self._judged(task, done, unpin))
+            self._turns.decided(answer)
         return answer
+
+    def _dots(self, task: int, tau: int) -> dict[str, float] | None:
+        """The inner products that the rule asks for; all updates before this one are mixed."""
+        names = self.coordinator.rule.dots
+        if not names:
+            return None
+        x_new, x_tau = self.updates.mapped(task), self.versions.of(tau)
+        read = [x_new.vector, x_tau.vector]
+        return self.mixer.vectors.dots(names, x_new, x_tau, between=lambda: unload(read))
 
     def _seen(self, task: int, tau: int, largest: float | None) -> tuple[bool, float | None, bool, float | None]:
         """Is it finite, how far from x_tau where that matters, is x_tau gone where it is needed, is a value too large?
@@ -253,7 +284,9 @@ class ServedRun:
         """Keep the new version, and only then let the driver know of it."""
         if isinstance(mixed, BaseException):
             self.driver.fail(mixed)
-        elif mixed.t is None or self._added(mixed.t, mixed.x):
+            return
+        self._turns.mixed(mixed.sequences)
+        if mixed.t is None or self._added(mixed.t, mixed.standing.x):
             self.driver.mixed(mixed)
 
     def _added(self, t: int, x: Model) -> bool:

@@ -29,7 +29,7 @@ from offbeat.server.app import make_app
 from offbeat.server.certificates import names_of, server_context
 from offbeat.server.context import ServerContext
 from offbeat.server.continuity import legible
-from offbeat.server.driver import WorkerCommand
+from offbeat.server.driver import PublishedVersion, WorkerCommand
 from offbeat.server.evaluator import Evaluator
 from offbeat.server.event_log import EventLog
 from offbeat.server.extension import extension_of
@@ -148,6 +148,7 @@ class Server:
             drop_damaged=self.options.drop_damaged,
             accept_loss=self.options.accept_loss,
             fork=self.begun.fork,
+            caches_on_disk=self.begun.room.where == "disk",
         )
 
     def _accept_task(self) -> None:
@@ -217,7 +218,7 @@ class Server:
         self.evaluator = Evaluator(process, folder, layout, *told, died=self._evaluator_died)
         self._parts.callback(self.evaluator.stop)
         if (not c.evaluations or c.evaluations[-1].t != c.t) and (c.t == 0 or c.finished):
-            self.evaluate(c.t)
+            self.evaluate(self.run.driver.newest)
 
     def _url(self, port: int) -> str:
         host = self.options.limits.host
@@ -230,10 +231,9 @@ class Server:
     def deliver(self, worker: int, command: WorkerCommand) -> None:
         self.long_poll.deliver(worker, command)
 
-    def evaluate(self, t: int) -> None:
-        x = self.run.versions.pull(t)
-        if self.evaluator is not None and x is not None:
-            self.evaluator.put(t, x, last=bool(self.run.coordinator.end_reason))
+    def evaluate(self, version: PublishedVersion) -> None:
+        if self.evaluator is not None:
+            self.evaluator.put(*version, last=bool(self.run.coordinator.end_reason))
 
     def published(self, t: int) -> None:
         call_on(self.loop, self._published, t)

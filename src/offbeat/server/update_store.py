@@ -26,9 +26,8 @@ NO_LIMIT = 1 << 62
 CACHED = 128 << 10
 """Bytes that are hashed, looked at and written in one go: they stay in the processor's cache meanwhile.
 
-Not more, though it would save calls: the system keeps what one call writes in as large pages as it can, and makes them
-of memory that was long unused. On a virtual machine its host may have taken that back, and writing then took ten times
-as long.
+Not more, though it would save calls: with 1 MB at a time, writing took up to ten times as long on a virtual machine,
+probably for the large pages of the system's cache, whose memory its host had taken back.
 """
 FLOAT_BYTES = 4
 

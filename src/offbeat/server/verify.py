@@ -16,7 +16,7 @@ from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.server.continuity import NONSENSE
 from offbeat.server.file_check import damaged_files
 from offbeat.server.journal_check import missing_in
-from offbeat.server.replay import Replay, reached, sha256, start_of
+from offbeat.server.replay import Replay, ReplayPoint, reached, sha256, start_of
 from offbeat.server.update_store import NO_LIMIT
 from offbeat.storage.backup_marker import MARKER, forks_in, read_marker
 from offbeat.storage.chain_check import check_chain, check_chatter, damaged_pages
@@ -24,7 +24,7 @@ from offbeat.storage.checkpoints import checkpoint_heads
 from offbeat.storage.head_file import HEAD, read_head
 from offbeat.storage.json_file import read_json
 from offbeat.storage.ledger import NO_ROW, Ledger
-from offbeat.storage.run_folder import FINAL, LEDGER, SETTINGS, SUMMARY, RunFolder
+from offbeat.storage.run_folder import AVERAGE, FINAL, LEDGER, SETTINGS, SUMMARY, RunFolder
 from offbeat.wire import mapped
 
 Facts = dict[str, Any]
@@ -115,11 +115,15 @@ def _replayed(folder: Path) -> Facts:
         kept = KeptResult.found(replay, there.t)
         final = (folder / FINAL).is_file() and kept is None
         theirs = sha256(mapped(folder / FINAL, replay.layout) if final else there.x)
+        average = _average_sha256(replay, there)
         stood, there = (there.t, there.applied), began  # its model goes, before another one is made
         again = replay.run(oldest, until)
-        ours = sha256(again.x)
+        ours, mean = sha256(again.x), replay.mean_of(again.standing)
+        wrong = (
+            [] if mean is None or sha256(mean) == average else [f"the averaged model is {average}, not the replay's"]
+        )
     same = theirs == ours and stood == (again.t, again.applied)
-    wrong = [f"the replay ends at epoch {again.t} with {ours}, the run at epoch {stood[0]} with {theirs}"] * (not same)
+    wrong += [f"the replay ends at epoch {again.t} with {ours}, the run at epoch {stood[0]} with {theirs}"] * (not same)
     wrong += [f"{replay.versions.file(t)} is not the version that a replay gives" for t in sorted(replay.unlike)]
     wrong += [f"{kept.compared}: they differ"] if kept and not kept.agrees else []
     what = "x.safetensors" if final else "the newest version, from the newest checkpoint on,"
@@ -130,8 +134,16 @@ def _replayed(folder: Path) -> Facts:
         "replayed": again.applied - began.applied,
         "from": began.t,
     }
-    counted |= {"decided": again.applied, "compared": compared}
+    counted |= {"decided": again.applied, "compared": compared + ("; likewise the averaged model" if average else "")}
     return counted | {"x_sha256": theirs, "replay_sha256": ours, "wrong": wrong}
+
+
+def _average_sha256(replay: Replay, newest: ReplayPoint) -> str | None:
+    """The averaged model of the newest version: the file of a finished run, or that of the newest checkpoint on."""
+    summary, mean = replay.about.summary or {}, replay.mean_of(newest.standing)
+    if mean is not None and summary.get("average_t") == newest.t:
+        mean = mapped(replay.folder / AVERAGE, replay.layout)
+    return None if mean is None else sha256(mean)
 
 
 class KeptResult(NamedTuple):
@@ -147,12 +159,16 @@ class KeptResult(NamedTuple):
         t = summary.get("result_t", newest)
         if t == newest:
             return None
-        theirs = sha256(mapped(replay.folder / FINAL, replay.layout))
+        theirs, same_mean = sha256(mapped(replay.folder / FINAL, replay.layout)), True
         try:
-            ours, other = sha256(reached(replay, t)), f"a replay of version {t}, which reached the target"
+            standing = reached(replay, t)
+            ours, other = sha256(standing.x), f"a replay of version {t}, which reached the target"
+            mean = replay.mean_of(standing)
+            if mean is not None and summary.get("average_t") == t:
+                same_mean = sha256(mean) == sha256(mapped(replay.folder / AVERAGE, replay.layout))
         except InvalidValue:
             ours, other = summary["x_sha256"], f"the summary's digest of version {t}, whose updates are gone"
-        return cls(theirs == ours == summary["x_sha256"], f"x.safetensors with {other}")
+        return cls(theirs == ours == summary["x_sha256"] and same_mean, f"x.safetensors with {other}")
 
 
 def _simulated(folder: Path) -> Facts:

@@ -12,11 +12,11 @@ from offbeat.protocol.scheduler import GammaSchedule
 from offbeat.settings import Settings, SettingsDict
 from offbeat.sim.lockstep import draw
 from offbeat.sim.run import Run, Simulation
-from offbeat.task import Task
+from offbeat.task import StatefulTask, Task
 
 
 def simulate(
-    task: Task | Path | str,
+    task: Task | StatefulTask | Path | str,
     *,
     rule: Rule | str = "fedasync",
     alpha: float | Schedule | None = None,
@@ -66,6 +66,8 @@ def _rule(
     if isinstance(rule, Rule):
         if alpha is not None or staleness_fn is not None:
             raise InvalidValue("a rule of your own has its alpha and staleness function inside; leave those out")
+        if values.get("weights") is not None:
+            raise InvalidValue("a rule of your own has its weights inside: offbeat.rules.compose(rule, weight)")
         values["rule"] = rule.spec
         return rule
     values["rule"] = rule
@@ -81,7 +83,8 @@ def _rule(
         return None
     wanted = Settings.of({name: values[name] for name in ("alpha", "alpha_schedule", "staleness_fn") if name in values})
     alpha_at = alpha if callable(alpha) else method.alpha_of(wanted)
-    return rules.from_spec(rule, alpha_at, s or staleness.from_spec(wanted.staleness_fn))
+    s = s or staleness.from_spec(wanted.staleness_fn)
+    return rules.from_spec(rule, alpha_at, s, values.get("weights") or "none")
 
 
 def _refuse_both(name: str, values: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 Rules kept here:
 - What has bits of its own and needs more than the task (`compiled-torch`, `channels-last`) is never chosen, only asked
   for; where it is not possible, the run is refused instead of trained otherwise.
+- So is a run whose task keeps state, where trainings are asked for together: only some executors carry states.
 - `auto` chooses from static facts (layer kinds, parameters, tasks in flight, cores, whether numba is installed), never
   from a timing, so the same run is the same everywhere that has as many cores, and again when it is resumed.
 - An executor that no run uses any more is closed.
@@ -20,10 +21,19 @@ from offbeat.hosting.task_host import CannotTravel
 from offbeat.method import devices_of, method_of
 from offbeat.settings import Settings
 from offbeat.sim.event_sources import window_of
-from offbeat.sim.executors import Batched, Carriable, CompiledLoops, Executor, Inline, compiling_obstacle, obstacle
+from offbeat.sim.executors import (
+    STATEFUL,
+    Batched,
+    Carriable,
+    CompiledLoops,
+    Executor,
+    Inline,
+    compiling_obstacle,
+    obstacle,
+)
 from offbeat.sim.on_ray.executor import Ray, Wishes
 from offbeat.sim.processes import Processes, ProgramProcesses
-from offbeat.task import Task, start
+from offbeat.task import Task, keeps_state, start
 
 COMPILED_PARAMETERS_MAX = 65_536
 BATCHED_PARAMETERS_MAX = 65_536
@@ -81,6 +91,8 @@ def executor_of(
             f"executor {spec!r} is unknown; use auto, inline, compiled, batched, processes, processes:N, "
             "batched+processes[:N], compiled-torch[:N], channels-last[:N], ray[:N] or ray[:N]+batched"
         )
+    if keeps_state(task) and (asked["batched"] or asked["together"] or asked["each"] or asked["compiled"]):
+        raise InvalidValue(f"executor {spec} is not possible for this task: {STATEFUL}; use one of these, or auto")
     if asked["program"]:
         named = int(asked["programs"]) if asked["programs"] else None
         return Chosen(ProgramProcesses(task, asked["program"], named, None if alone else 1))

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Literal, NamedTuple, Self
 
+from offbeat.core.rules import AVERAGED
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.hosting.loading import described
 from offbeat.hosting.task_identity import identities
@@ -114,7 +115,7 @@ def _is_done(entry: ComparedRun, task: Sequence[str]) -> bool:
 
 def _filled_in(name: str, value: object, entry: ComparedRun) -> bool:
     """Does a run write down something else than it was told? Which executor it was makes no other run of it."""
-    return name in ("executor", *ANYWHERE) or (name == "devices" and (value is None or entry.settings.rule == "sgd"))
+    return name in ("executor", *ANYWHERE) or (name == "devices" and (value is None or entry.settings.on_one_machine))
 
 
 @contextmanager
@@ -172,6 +173,9 @@ class ComparisonRow(NamedTuple):
     """Trainings per batch, where they were batched."""
     failed: int
     """Runs that diverged, stood still, or had all their updates refused."""
+    average: float | None = None
+    """The metric of the averaged model, where the method keeps one."""
+    average_spread: float = math.nan
 
 
 @dataclass
@@ -199,6 +203,9 @@ class Comparison:
         rows, reach = self.rows(), self.spec.reach
         columns = {"method": [row.method for row in rows], "seeds": [str(row.seeds) for row in rows]}
         columns[self.spec.metric] = [_with_spread(row.metric, row.metric_spread, 4) for row in rows]
+        if any(row.average is not None for row in rows):
+            averages = ["" if row.average is None else _with_spread(row.average, row.average_spread, 4) for row in rows]
+            columns[self.spec.metric + AVERAGED] = averages
         if reach is not None:
             columns[f"{reach}'s final {self.spec.metric} after"] = [_reached_text(row) for row in rows]
         columns |= {
@@ -222,6 +229,8 @@ class Comparison:
     def _row(self, name: str) -> ComparisonRow:
         summaries = self.summaries[name]
         finals = [curve[-1].metrics[self.spec.metric] for curve in self.curves[name]]
+        averages = [curve[-1].metrics.get(self.spec.metric + AVERAGED) for curve in self.curves[name]]
+        known = [value for value in averages if value is not None]
         reached = [at for at in self._reached(name) if at is not None]
         lanes = [summary["lanes_mean"] for summary in summaries if "lanes_mean" in summary]
         return ComparisonRow(
@@ -239,6 +248,8 @@ class Comparison:
             staleness=mean(summary["staleness_mean"] for summary in summaries),
             lanes_mean=mean(lanes) if lanes else None,
             failed=sum(bool(summary.get("failed")) for summary in summaries),
+            average=mean(known) if known else None,
+            average_spread=spread_of(known),
         )
 
     def _reached(self, name: str) -> Iterator[float | None]:

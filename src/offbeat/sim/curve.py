@@ -16,7 +16,8 @@ from offbeat.protocol.messages import (
     UpdateArrived,
 )
 from offbeat.storage.fold import RunFold, folded_rows
-from offbeat.storage.rows import NewRow, RowMaker
+from offbeat.storage.row_shapes import NewRow
+from offbeat.storage.rows import RowMaker
 from offbeat.storage.version_fold import VersionFold
 
 CURVE = "metrics.csv"

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Set
 from math import inf
 from typing import NamedTuple, Protocol, assert_never
 
+from offbeat.core.rules import VectorStep
 from offbeat.errors import InvariantBroken
 from offbeat.protocol import messages
 from offbeat.protocol.coordinator import Coordinator
@@ -43,8 +44,9 @@ class DataPlane(Protocol):
     def start(self, lease: messages.Lease) -> None: ...
     def awaited_training(self, lease: messages.Lease) -> Job | None: ...
     def arrived(self, lease: messages.Lease, at: float, spent: messages.Spent | None) -> messages.UpdateArrived: ...
+    def commit(self, decision: messages.Decision) -> None: ...
     def mix(self, decision: messages.Decision) -> None: ...
-    def publish(self) -> None: ...
+    def close(self, t: int, closing: tuple[VectorStep, ...]) -> None: ...
     def forget(self, task: int) -> None: ...
     def evaluate(self, t: int) -> None: ...
     def awaited_evaluation(self, t: int) -> PendingEvaluation | None: ...
@@ -73,6 +75,8 @@ class Engine:
         """Versions whose evaluation is under way."""
         self._unmixed: set[int] = set()
         """Tasks whose update is decided on and not yet mixed."""
+        self._held: deque[Arrival] = deque()
+        """Updates that arrived while others were unmixed, under a rule that reads what mixing changes."""
         self._mixing_until = 0.0
         self._on_the_way: dict[int, int] = {}
         """How many updates of a task are on their way."""
@@ -92,6 +96,10 @@ class Engine:
                     self.evaluated(t, self.plane.metrics(t))
             elif self._now:
                 self.feed(self._now.popleft())
+            elif self._held and not (self._unmixed or self._over):
+                needed = self.plane.awaited_training(self._held[0].lease)  # only where the run was resumed
+                if needed is None:
+                    self._arrive(self._held.popleft()._replace(at=self.coordinator.at))
             elif self._over or not self._heap:
                 self._over = True
                 self.finished = not self._evaluating
@@ -126,7 +134,10 @@ class Engine:
         if isinstance(happening, MixingDone):
             self._mix(happening.what, happening.at)
         elif isinstance(happening, Arrival):
-            self._arrive(happening)
+            if self._unmixed and self.coordinator.rule.moving:
+                self._held.append(happening)  # it is looked at when all before it are mixed
+            else:
+                self._arrive(happening)
         else:
             self._now.append(happening)
 
@@ -202,7 +213,12 @@ class Engine:
             self._push(happening)
 
     def _mix_later(self, command: messages.MixUpdate | messages.PublishVersion, at: float) -> None:
-        """Mix when the server is done with what came before; at once where mixing takes no time."""
+        """Mix when the server is done with what came before; at once where mixing takes no time.
+
+        The decision is made now, so what the device keeps is committed now: it may be given its next task before.
+        """
+        if isinstance(command, messages.MixUpdate):
+            self.plane.commit(command.decision)
         if not self.mix_s:
             self._mix(command, at)
             return
@@ -214,20 +230,17 @@ class Engine:
 
     def _mix(self, command: messages.MixUpdate | messages.PublishVersion, at: float) -> None:
         if isinstance(command, messages.PublishVersion):
-            self._publish(command.t, at)
+            self.plane.close(command.t, command.closing)
+            self._now.append(messages.VersionPublished(at, command.t))
             return
         decision = command.decision
         self.plane.mix(decision)
         if decision.mix is not None and decision.mix.publish:
-            self._publish(decision.t, at)
+            self._now.append(messages.VersionPublished(at, decision.t))
         self._now.append(messages.UpdateMixed(at, decision.sequence))
         if decision.lease.task in self._unmixed:
             self._unmixed.remove(decision.lease.task)
             self._forget(decision.lease.task)
-
-    def _publish(self, t: int, at: float) -> None:
-        self.plane.publish()
-        self._now.append(messages.VersionPublished(at, t))
 
     def _answer(self, answer: messages.AnswerPush, at: float) -> None:
         for happening in self.source.answered(answer, at):

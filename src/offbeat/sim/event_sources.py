@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from offbeat.core import draws
 from offbeat.core.rules import Rule
+from offbeat.core.rules.trial import tried
 from offbeat.errors import InvalidValue
 from offbeat.method import DEVICES
 from offbeat.protocol import messages
@@ -249,9 +250,13 @@ NOT_SAMPLED = (
 
 def _refuse_with_sampled(settings: Settings, rule: Rule) -> None:
     plain = Settings()
-    if rule.group or settings.rule.startswith("fedbuff"):
+    if rule.group or rule.staleness_max is not None or not tried(rule).publishes_always:
         raise InvalidValue(
             f"device_model sampled:K draws the staleness of every epoch; rule {settings.rule} has no such"
+        )
+    if settings.scheduler == "shuffled":
+        raise InvalidValue(
+            "device_model sampled:K draws the device of every epoch; scheduler shuffled has no say in it"
         )
     for name in NOT_SAMPLED:
         if getattr(settings, name) != getattr(plain, name):

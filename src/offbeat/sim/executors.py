@@ -15,18 +15,22 @@ from typing import Any, Protocol, runtime_checkable
 
 from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue
-from offbeat.task import Task, Trained, Update, Work, evaluate, solve
+from offbeat.task import DeviceState, Task, Trained, Update, Work, checked_metrics, evaluate, keeps_state, solve
 
 Jobs = Sequence[tuple[Model, Work]]
 """Trainings as (x_tau, work)."""
 TrainedJobs = list[tuple[Model, Trained]]
 """(x_new, report) of every training, in the order of the jobs."""
+STATEFUL = "it keeps state between tasks, which `inline`, `processes` and `ray` carry"
+"""Why a task is not trained together with others."""
 
 
 @dataclass(eq=False, slots=True)
 class Job:
     x_tau: Model
     work: Work
+    state: DeviceState | None = None
+    """Of the device, where the task keeps one."""
     update: Update | None = None
     handle: Any = None
     """By which its executor finds it again."""
@@ -56,7 +60,7 @@ class Executor(Protocol):
     @property
     def task(self) -> Task: ...
 
-    def submit(self, x_tau: Model, work: Work) -> Job:
+    def submit(self, x_tau: Model, work: Work, state: DeviceState | None = None) -> Job:
         """Take a training on; it may begin at once or later."""
 
     def measure(self, x: Model) -> PendingEvaluation:
@@ -86,8 +90,8 @@ class Inline:
     def __init__(self, task: Task) -> None:
         self.task = task
 
-    def submit(self, x_tau: Model, work: Work) -> Job:
-        return Job(x_tau, work)
+    def submit(self, x_tau: Model, work: Work, state: DeviceState | None = None) -> Job:
+        return Job(x_tau, work, state)
 
     def measure(self, x: Model) -> PendingEvaluation:
         return PendingEvaluation(x)
@@ -100,7 +104,7 @@ class Inline:
 
     def _train(self, needed: Sequence[Job]) -> None:
         for job in needed:
-            job.update = solve(self.task, job.x_tau, job.work)
+            job.update = solve(self.task, job.x_tau, job.work, job.state)
 
     def evaluate(self, x: Model) -> Mapping[str, float]:
         return evaluate(self.task, x)
@@ -124,8 +128,8 @@ class Together(Inline):
         self.jobs = self.programs = 0
         self._waiting: dict[Job, None] = {}
 
-    def submit(self, x_tau: Model, work: Work) -> Job:
-        job = Job(x_tau, work)
+    def submit(self, x_tau: Model, work: Work, state: DeviceState | None = None) -> Job:
+        job = Job(x_tau, work, state)
         self._waiting[job] = None
         return job
 
@@ -174,6 +178,8 @@ class Spread(Protocol):
 
 def obstacle(task: Task) -> str | None:
     """Why trainings of this task cannot be batched; None where they can."""
+    if keeps_state(task):
+        return STATEFUL
     return task.batchable() if isinstance(task, Batchable) else f"{type(task).__name__} has no `train_many`"
 
 
@@ -213,6 +219,8 @@ class Carriable(Task, Protocol):
 
 
 def compiling_obstacle(task: Task) -> str | None:
+    if keeps_state(task):
+        return STATEFUL
     return task.compilable() if isinstance(task, Compilable) else f"{type(task).__name__} has no `train_compiled`"
 
 
@@ -227,7 +235,7 @@ class CompiledLoops(Together):
         self.threads, self._evaluate = threads, task.evaluate_compiled
 
     def evaluate(self, x: Model) -> Mapping[str, float]:
-        return self._evaluate(x)
+        return checked_metrics(self._evaluate(x))
 
 
 def evaluated_here(executor: Executor, x: Model) -> Mapping[str, float]:

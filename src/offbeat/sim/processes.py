@@ -16,8 +16,8 @@ from offbeat.core.layout import Layout, Model
 from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.hosting.child import Child, ChildDied, cores
 from offbeat.hosting.task_host import Bare, CannotTravel, TaskFailure, packed, serve, unpacked
-from offbeat.sim.executors import Job, Pending, PendingEvaluation, Programmable
-from offbeat.task import Task, Trained, Update, Work
+from offbeat.sim.executors import STATEFUL, Job, Pending, PendingEvaluation, Programmable
+from offbeat.task import DeviceState, Task, Trained, Update, Work, keeps_state
 
 PROCESSES_MAX = 256
 
@@ -48,9 +48,9 @@ class Processes:
     def batched_name(self) -> str:
         return f"batched+{self.name}"
 
-    def submit(self, x_tau: Model, work: Work) -> Job:
-        job = Job(x_tau, work)
-        job.handle = self._send("train", x_tau.layout, Bare.of(x_tau), work)
+    def submit(self, x_tau: Model, work: Work, state: DeviceState | None = None) -> Job:
+        job = Job(x_tau, work, state)
+        job.handle = self._send("train", x_tau.layout, Bare.of(x_tau), work, state)
         return job
 
     def measure(self, x: Model) -> PendingEvaluation:
@@ -63,8 +63,8 @@ class Processes:
             if isinstance(job, PendingEvaluation):
                 job.metrics = job.handle.result()
             elif not job.done:
-                x_new, trained = job.handle.result()
-                job.update = Update(Model(job.x_tau.layout, *x_new).freeze(), job.work, trained)
+                x_new, trained, brought = job.handle.result()
+                job.update = Update(Model(job.x_tau.layout, *x_new).freeze(), job.work, trained, brought)
 
     def train_many(self, jobs: Sequence[tuple[Model, Work]]) -> tuple[list[tuple[Model, Trained]], int]:
         """Trainings of a task that can batch them, an equal part in each process; as its own `train_many`."""
@@ -165,6 +165,8 @@ class ProgramProcesses(Processes):
 
 def program_reason(task: Task, program: str) -> str | None:
     """Why this task cannot be trained by a program; None where it can."""
+    if keeps_state(task):
+        return STATEFUL
     if not isinstance(task, Programmable):
         return f"{type(task).__name__} has no `train_by`; it is for tasks of offbeat.torch"
     return task.program_obstacle(program)

@@ -19,39 +19,37 @@ from typing import Any, Self
 from offbeat.core.kernel import Updater
 from offbeat.core.layout import Array, Model
 from offbeat.core.rules import Rule
+from offbeat.core.rules.average import refuse_averaged_names, with_average
+from offbeat.core.vectors import Kept
 from offbeat.errors import InvalidValue, MissingExtra
 from offbeat.hosting.loading import adapted, load
 from offbeat.hosting.task_identity import identities, identity_of_object, names_in
 from offbeat.method import ends_of, method_of, unlike_one_long_run, until_stuck
 from offbeat.protocol.ends import Ends, refuse_reached
 from offbeat.protocol.messages import Decision
-from offbeat.protocol.plan import Target
-from offbeat.protocol.scheduler import GammaSchedule, Plateau
+from offbeat.protocol.scheduler import GammaSchedule
 from offbeat.protocol.wanted import evaluation_of
 from offbeat.settings import Settings
 from offbeat.sim.choose import ANYWHERE, Chosen, executor_of, wishes_of
 from offbeat.sim.curve import CONTRIBUTION, CURVE, TABLES, CurvePoint, CurveRecorder, write_contribution, write_curve
+from offbeat.sim.disk_caches import DiskCaches
 from offbeat.sim.engine import Engine
 from offbeat.sim.event_sources import source_of, window_of
 from offbeat.sim.executors import Executor, Pending, evaluated_here
 from offbeat.sim.extending import END_BYTES_MAX, extensions_in, is_extension, refuse_without_checkpoint, settings_begun
 from offbeat.sim.plane import Plane, Replayed
+from offbeat.sim.result_metrics import check_metrics, check_target, worst_devices
+from offbeat.sim.run_checkpoint import RunCheckpoint
 from offbeat.storage.backup_marker import fork_without_id
-from offbeat.storage.model_file import load_models, save_models
 from offbeat.storage.rows import as_arrival, task_accepted_row
 from offbeat.storage.run_folder import RunFolder
-from offbeat.task import Task, start_with_frozen
+from offbeat.storage.vector_room import vector_room
+from offbeat.task import StatefulTask, Task, start_with_frozen
 
 CHECKPOINT_EVERY_S = 30.0
 EVENTS_AT_ONCE = 5_000
 """Events after which `advance` returns though no training is needed: the run may be asked to stop."""
 BYTES_PER_FLOAT = 4
-RESULTS = (
-    *("t", "epochs", "applied", "gradients", "virtual_s", "wall_s", "staleness_mean", "staleness_largest"),
-    *("x_sha256", "bytes_down", "bytes_up", "ended", "executor", "lanes_mean", "programs", "processes"),
-    *("actors", "redone", "dir", "task", "settings", "result_t", "best_t", "best_value", "failed"),
-)
-"""What a summary says; a task's metrics must have other names."""
 
 
 class StopRequested(Exception):
@@ -70,6 +68,8 @@ class Run:
     """Kept here only where there is no folder to read them from."""
     best: Model | None = field(default=None, repr=False)
     """The best version, where `keep_best` says by which metric."""
+    average: Model | None = field(default=None, repr=False)
+    """The averaged model up to the version in `x`, where there is one."""
 
     @cached_property
     def ledger(self) -> list[Decision]:
@@ -134,18 +134,26 @@ class Simulation:
         self.settings = replace(settings, executor=self.executor.name, devices=self.method.devices, **ANYWHERE)  # type: ignore[arg-type]
         self.begun, self._checkpointed = time.perf_counter(), time.monotonic()
         self.metrics_0 = evaluated_here(self.executor, self.x_0)
-        self._check_metrics()
+        if self.method.average is not None:
+            refuse_averaged_names(self.metrics_0)
+            self.metrics_0 = with_average(self.metrics_0, self.metrics_0)
+        check_metrics(self.metrics_0, self.plan, self.method.scheduler, self.method.average)
         self.curve = CurveRecorder(model_bytes, keep_decisions=folder is None)
         self.coordinator = self.method.coordinator(self.source.available)
-        self.plane = Plane(self.x_0, self.coordinator, self.executor, updater or Updater(), seed=settings.seed)
-        self._at_end: tuple[dict[str, Model], dict[str, str]] | None = None
+        size, average = self.x_0.layout.size, self.method.average
+        self.room = vector_room(self.rule, average, self.method.devices, size, settings.device_cache, folder)
+        self._disk_caches = DiskCaches(None) if self.room.caches and self.room.where == "disk" else None
+        kept: Kept = self._disk_caches or (lambda _cache, vector: vector)
+        needs = (self.x_0, self.coordinator, self.executor, updater or Updater())
+        self.plane = Plane(*needs, seed=settings.seed, average=average, kept=kept)
+        self._at_end: RunCheckpoint | None = None
         """Once the end is known: the checkpoint of the moment before it."""
         self.extension: list[str] = []
         """Where the run goes on to another end than before: what that means, in words."""
         self._open(folder, asked)
 
     @classmethod
-    def of(cls, task: Task | Path | str, settings: Settings, **options: Any) -> Self:
+    def of(cls, task: Task | StatefulTask | Path | str, settings: Settings, **options: Any) -> Self:
         task = str(task) if isinstance(task, Path) else task
         if not isinstance(task, str | Task):
             raise InvalidValue(
@@ -193,13 +201,13 @@ class Simulation:
         surviving = counted.surviving()
         contribution = {device: (mass, surviving.get(device, 0.0)) for device, mass in sorted(counted.mass.items())}
         path, c = self.folder.path if self.folder else None, self.coordinator
-        x, best = (
-            self.plane.version(c.result, c.t),
-            self.plane.version(c.outcome.best.t, c.t) if c.outcome.best else None,
-        )
-        self._result_t = c.t if x is None else c.result
+        found = self.plane.version(c.result, c.t)
+        x, mean = found or (self.plane.x, self.plane.mean)
+        self._result_t = c.t if found is None else c.result
+        kept = self.plane.version(c.outcome.best.t, c.t) if c.outcome.best else None
+        best = None if kept is None else kept.x
         points, decisions = self.curve.points, self.curve.decisions
-        run = Run(self._summary(x or self.plane.x), x or self.plane.x, contribution, points, path, decisions, best)
+        run = Run(self._summary(x, mean), x, contribution, points, path, decisions, best, mean)
         if self.folder and self.ledger:
             self.ledger.flush()
             run.summary["ledger_head"] = self.ledger.head.hex()
@@ -207,13 +215,16 @@ class Simulation:
             write_contribution(self.folder.path / CONTRIBUTION, run.contribution)
             newest = None if run.x is self.plane.x else self.plane.x
             keeps = self._kept_for_extension()
-            self.folder.finish(run.summary, run.x, newest=newest, best=best, tables=TABLES, keep_checkpoint=keeps)
+            models = {"newest": newest, "best": best, "average": run.average}
+            self.folder.finish(run.summary, run.x, **models, tables=TABLES, keep_checkpoint=keeps)
         return run
 
     def close(self) -> None:
         """Close the run's files; an unfinished run can be begun again."""
         if self.folder:
             self.folder.close()
+        if self._disk_caches:
+            self._disk_caches.close()
 
     # --- beginning, and beginning again ------------------------------------------------------------------------------
 
@@ -270,8 +281,9 @@ class Simulation:
         """Go back to the checkpoint, if there is one. The ledger of a finished run stays whole until it is extended."""
         if not self.folder or not self.ledger or not self.folder.checkpoint_path.exists():
             return False
-        models, metadata = load_models(self.folder.checkpoint_path, self.x_0.layout)
-        self._mark = int(metadata["mark"])
+        checkpoint = RunCheckpoint.read(self.folder.checkpoint_path, self.x_0.layout)
+        place = checkpoint.place
+        self._mark = int(place["mark"])
         if self.folder.state != "finished":
             self.ledger.truncate_after(self._mark)
         evaluations = iter(self.ledger.evaluations())
@@ -281,11 +293,11 @@ class Simulation:
         for event in extensions_in(self.ledger, self._mark):
             engine.advance(handled_max=event.handled or 0)
             engine.extend(event)
-        engine.advance(handled_max=int(metadata["handled"]))
-        self.plane.restore(models, replayed)
+        engine.advance(handled_max=int(place["handled"]))
+        self.plane.restore(checkpoint.models, replayed, checkpoint.states)
         engine.plane, self.curve.rows, engine.on_end = self.plane, self.ledger.record, self._note_end
-        self._at_end = (models, metadata) if engine.ending and "end" in metadata else None
-        self.begun -= float(metadata["wall_s"])
+        self._at_end = checkpoint if engine.ending and "end" in place else None
+        self.begun -= float(place["wall_s"])
         return True
 
     def _extend(self, asked: Ends) -> None:
@@ -293,7 +305,7 @@ class Simulation:
         c, folder, ledger = self.coordinator, self.folder, self.ledger
         summary = folder.summary if folder else None
         refuse_reached(c, asked, at=float(summary["virtual_s"]) if summary else c.at)
-        self._check_target(asked.put_into(c.plan).target)
+        check_target(asked.put_into(c.plan).target, self.metrics_0)
         if folder and ledger and summary:
             folder.take_back_results()
             ledger.truncate_after(self._mark)
@@ -310,47 +322,27 @@ class Simulation:
     def _note_end(self) -> None:
         """The end is known: what a longer run would go on from is here, and soon no more."""
         if self.folder and self.ledger:
-            self._at_end = (self.plane.models(), {**self._place(), "end": "1"})
+            self._at_end = self._standing(end="1")
 
     def _kept_for_extension(self) -> bool:
         """Keep the checkpoint of the moment before the end, if there is one and it is not too large."""
-        if self._at_end is None or not self.extensible:
-            return False
-        if len(self._at_end[0]) * BYTES_PER_FLOAT * self.x_0.layout.size > END_BYTES_MAX:
+        if self._at_end is None or not self.extensible or self._at_end.nbytes > END_BYTES_MAX:
             return False
         self.checkpoint()
         return True
 
-    def _check_target(self, target: Target | None) -> None:
-        if target and target.metric not in self.metrics_0:
-            known = ", ".join(self.metrics_0) or "none: it has no test data"
-            raise InvalidValue(f"target is {target} but the task's metrics are {known}; the run would never end")
-
-    def _check_metrics(self) -> None:
-        """Nothing may wait for a metric that will never come, or have the name of a result."""
-        known = ", ".join(self.metrics_0) or "none: it has no test data"
-        best, gamma = self.plan.keep_best, self.method.scheduler.gamma
-        self._check_target(self.plan.target)
-        if best and best.metric not in self.metrics_0:
-            raise InvalidValue(f"keep_best is {best.metric} but the task's metrics are {known}")
-        if isinstance(gamma, Plateau) and gamma.metric not in self.metrics_0:
-            raise InvalidValue(f"gamma_schedule looks at {gamma.metric!r} but the task's metrics are {known}")
-        for name in RESULTS:
-            if name in self.metrics_0:
-                raise InvalidValue(f"the task calls a metric {name!r}, which is the name of a result; rename it")
-
     def checkpoint(self) -> None:
         if not self.folder or not self.ledger:
             return
-        models, place = self._at_end or (self.plane.models(), self._place())
-        save_models(self.folder.checkpoint_path, models, place)
+        (self._at_end or self._standing()).write(self.folder.checkpoint_path)
         self._checkpointed = time.monotonic()
 
-    def _place(self) -> dict[str, str]:
-        """Where the run stands: the last row of its ledger, which is written, and how many events there were."""
+    def _standing(self, **more: str) -> RunCheckpoint:
+        """The run as it stands, after the last row of its ledger, which is written, and so many events."""
         mark = self.ledger.mark() if self.ledger else 0
-        metadata = {"mark": mark, "handled": self.engine.handled, "wall_s": self.wall_s()}
-        return {name: str(value) for name, value in metadata.items()}
+        place = {"mark": mark, "handled": self.engine.handled, "wall_s": self.wall_s(), **more}
+        text = {name: str(value) for name, value in place.items()}
+        return RunCheckpoint(self.plane.models(), self.plane.states(), text)
 
     # --- the summary -------------------------------------------------------------------------------------------------
 
@@ -364,7 +356,7 @@ class Simulation:
         refused = f"; all {c.judge.decisions} updates were refused" if c.all_refused else ""
         return f"nothing was left to happen{refused}"
 
-    def _summary(self, x: Model) -> dict[str, Any]:
+    def _summary(self, x: Model, mean: Model | None) -> dict[str, Any]:
         c, fold = self.coordinator, self.curve.fold
         shown = evaluation_of(c, self._result_t) or (c.evaluations[-1] if c.evaluations else None)
         best = (
@@ -382,7 +374,9 @@ class Simulation:
             "staleness_mean": fold.staleness_mean,
             "staleness_largest": fold.staleness_largest,
             **(shown.metrics if shown else {}),
+            **({} if self.settings.on_one_machine else worst_devices(self.executor.task, x, self.method.devices)),
             "result_t": self._result_t,
+            **({} if mean is None else {"average_t": self._result_t}),
             **best,
             "x_sha256": hashlib.sha256(x.vector.tobytes()).hexdigest(),
             "bytes_down": self.curve.sent * self.curve.model_bytes,

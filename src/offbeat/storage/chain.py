@@ -16,7 +16,8 @@ from math import isnan
 from operator import is_, itemgetter
 from typing import Any
 
-from offbeat.storage.rows import Row, RowShape
+from offbeat.storage.row_shapes import RowShape
+from offbeat.storage.rows import Row
 
 GENESIS = bytes(32)
 """The head of a chain without commits."""

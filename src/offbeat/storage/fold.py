@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from offbeat.protocol.messages import TOTAL_MAX, AnswerPush, Evaluated, Finish, VersionPublished
 from offbeat.storage.ledger import CHATTER, Ledger
-from offbeat.storage.rows import COMMANDS, EVENTS, KINDS, NewRow, RowShape, row_maker
+from offbeat.storage.row_shapes import NewRow, RowShape
+from offbeat.storage.rows import COMMANDS, EVENTS, KINDS, row_maker
 
 SPAN_ROWS = 50_000
 """Rows that one piece covers at most when a ledger is read."""

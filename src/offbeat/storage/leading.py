@@ -29,6 +29,7 @@ from offbeat.protocol.messages import (
     VersionPublished,
 )
 from offbeat.storage.ledger import CHATTER, Ledger
+from offbeat.storage.recorded_steps import closing_in
 from offbeat.storage.rows import COMMANDS, Row, as_event, as_lease
 
 COMPARED = (AnswerPush, Quarantine)
@@ -171,7 +172,7 @@ class _Leader:
 def _dispatched(row: Row) -> Dispatched | None:
     """What a row says that the coordinator did; None for rows of other kinds."""
     if row.kind == "group_closed":
-        return PublishVersion(int(row.t or 0))
+        return PublishVersion(int(row.t or 0), closing_in(row.detail))
     if row.kind not in ("leased", "released", "heard_again"):
         return None
     facts = json.loads(row.detail) if row.detail else {}

@@ -35,11 +35,10 @@ from offbeat.storage.ledger_schema import (
     unchained_views,
     wrong_with,
 )
+from offbeat.storage.row_shapes import NewRow, RowShape
 from offbeat.storage.rows import (
     KINDS,
-    NewRow,
     Row,
-    RowShape,
     as_decision,
     as_evaluation,
     every_row,

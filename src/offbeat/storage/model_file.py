@@ -5,6 +5,7 @@ Rules kept here:
 - Bits are kept: NaN payloads and the sign of zero read back as they were written.
 - A file is written whole or not at all, and one that does not fit the model is refused by the name of what does not.
 - The digest of all arrays and metadata is in the metadata: a damaged file is refused. One of before has none.
+- A checkpoint may hold the states of devices beside the models: arrays of any shape and dtype, each as `state/array`.
 """
 
 import hashlib
@@ -19,10 +20,14 @@ from safetensors.numpy import save
 from offbeat.core.layout import Array, Layout, Model
 from offbeat.errors import InvalidValue, LayoutMismatch
 from offbeat.storage.disk import aside
+from offbeat.task import DeviceState
 
 DIGEST = "sha256"
 RESERVED = "__metadata__"
 """The one name that safetensors keeps for itself."""
+MODELS, STATES = "models", "states"
+"""The metadata that name the models in a file, and the states with their numbers."""
+NO_STATES: Mapping[str, DeviceState] = {}
 
 Metadata = dict[str, str]
 
@@ -38,27 +43,42 @@ def load_model(path: Path, layout: Layout) -> tuple[Model, Metadata]:
     return _packed(path, layout, arrays), metadata
 
 
-def save_models(path: Path, models: Mapping[str, Model], metadata: Mapping[str, str]) -> None:
+def save_models(
+    path: Path, models: Mapping[str, Model], metadata: Mapping[str, str], states: Mapping[str, DeviceState] = NO_STATES
+) -> None:
     """Write several models of one layout into one file: each array as `model/array`, for checkpoints."""
-    arrays: dict[str, Array] = {}
-    for name, model in models.items():
-        if not name or "/" in name:
-            raise InvalidValue(f"a model is called {name!r} but its name must not be empty nor hold a '/'")
-        arrays |= {f"{name}/{inner}": array for inner, array in _arrays(model).items()}
+    if both := models.keys() & states.keys():
+        raise InvalidValue(f"a model and a state are both called {min(both)!r}; rename one of them")
+    arrays = _grouped("model", {name: _arrays(model) for name, model in models.items()}) | _grouped("state", states)
     layouts = {model.layout.fingerprint: model.layout for model in models.values()}
     if len(layouts) != 1:
         raise InvalidValue(
             f"models of {len(layouts)} layouts cannot share {path}; save at least one, all of one layout"
         )
     (layout,) = layouts.values()
-    _save(path, arrays, {**metadata, **_facts(layout), "models": json.dumps(list(models))})
+    facts = {**_facts(layout), MODELS: json.dumps(list(models)), **_numbers(states)}
+    _save(path, arrays, {**metadata, **facts})
 
 
 def load_models(path: Path, layout: Layout) -> tuple[dict[str, Model], Metadata]:
     """The models of this layout that `save_models` wrote, by name and in the order in which they were given."""
     arrays, metadata = _load(path)
-    groups = _by_model(path, arrays, metadata)
-    return {name: _packed(path, layout, inner) for name, inner in groups.items()}, metadata
+    groups, states = _by_name(path, arrays, metadata), _states_named(metadata)
+    return {name: _packed(path, layout, inner) for name, inner in groups.items() if name not in states}, metadata
+
+
+def states_file(states: Mapping[str, DeviceState]) -> bytes:
+    """The contents of a file that holds the states of devices alone."""
+    return _content(_grouped("state", states), {MODELS: "[]", **_numbers(states)})
+
+
+def load_states(path: Path) -> dict[str, DeviceState]:
+    """The states in a file that `save_models` wrote, or that holds `states_file`; none where it has none."""
+    if STATES not in metadata_of(path):
+        return {}
+    arrays, metadata = _load(path)
+    groups, numbers = _by_name(path, arrays, metadata), _states_named(metadata)
+    return {name: DeviceState(groups[name], number) for name, number in numbers.items()}
 
 
 def metadata_of(path: Path) -> Metadata:
@@ -75,9 +95,29 @@ def refuse_damaged(path: Path) -> None:
     _load(path)
 
 
-def _by_model(path: Path, arrays: dict[str, Array], metadata: Metadata) -> dict[str, dict[str, Array]]:
+def _grouped(kind: str, groups: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
+    arrays: dict[str, Array] = {}
+    for name, inner in groups.items():
+        if not name or "/" in name:
+            raise InvalidValue(f"a {kind} is called {name!r} but its name must not be empty nor hold a '/'")
+        arrays |= {f"{name}/{own}": array for own, array in inner.items()}
+    return arrays
+
+
+def _numbers(states: Mapping[str, DeviceState]) -> Metadata:
+    return {STATES: json.dumps({name: state.number for name, state in states.items()})} if states else {}
+
+
+def _states_named(metadata: Metadata) -> dict[str, int]:
+    named: dict[str, int] = json.loads(metadata.get(STATES, "{}"))
+    return named
+
+
+def _by_name(path: Path, arrays: dict[str, Array], metadata: Metadata) -> dict[str, dict[str, Array]]:
+    """The arrays of every model and state."""
     try:
-        groups: dict[str, dict[str, Array]] = {name: {} for name in json.loads(metadata["models"])}
+        names = [*json.loads(metadata[MODELS]), *_states_named(metadata)]
+        groups: dict[str, dict[str, Array]] = {name: {} for name in names}
         for full, array in arrays.items():
             name, _, inner = full.partition("/")
             groups[name][inner] = array
@@ -102,13 +142,17 @@ def _save(path: Path, arrays: dict[str, Array], metadata: Metadata) -> None:
     if RESERVED in arrays:
         raise InvalidValue(f"an array is called {RESERVED!r}, a name that safetensors keeps for itself; rename it")
     try:
-        content = save(arrays, {**metadata, DIGEST: _digest(arrays, metadata)})
+        content = _content(arrays, metadata)
     except (SafetensorError, TypeError, ValueError) as error:
         raise InvalidValue(
             f"cannot write {path}: {error}; arrays must hold numbers or booleans, names and metadata must be text"
         ) from error
     with aside(path) as temporary:
         temporary.write_bytes(content)
+
+
+def _content(arrays: dict[str, Array], metadata: Metadata) -> bytes:
+    return save(arrays, {**metadata, DIGEST: _digest(arrays, metadata)})
 
 
 def _digest(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> str:

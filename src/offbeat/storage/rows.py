@@ -13,7 +13,7 @@ Rules kept here:
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from math import isnan, nan
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -22,6 +22,8 @@ from offbeat.core.rules import Mix
 from offbeat.protocol import messages
 from offbeat.protocol.messages import Command, Decision, Evaluated, Event, Lease, Outcome, UpdateArrived
 from offbeat.storage.json_file import number
+from offbeat.storage.recorded_steps import answer_in, detail_of, detail_of_closing
+from offbeat.storage.row_shapes import NewRow, RowShape, lease_shapes, shape_of
 
 
 class Row(NamedTuple):
@@ -67,89 +69,58 @@ KINDS = (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RowShape:
-    """The kind of a row and the columns that it has; there is one of each, compared by identity."""
-
-    kind: str
-    columns: tuple[str, ...]
-
-
-class NewRow(NamedTuple):
-    """A row to be written: its shape, and a value for each of the shape's columns."""
-
-    shape: RowShape
-    values: tuple[object, ...]
-
-    @property
-    def kind(self) -> str:
-        return self.shape.kind
-
-    def facts(self) -> dict[str, Any]:
-        """The columns by name; those that do not apply are left out."""
-        return dict(zip(self.shape.columns, self.values, strict=True))
-
-
-def _shape(kind: str, columns: str) -> RowShape:
-    return RowShape(kind, tuple(columns.split()))
-
-
-def _shapes(kind: str, columns: str) -> tuple[RowShape, RowShape]:
-    """For a lease as it is mostly, and for one whose local iterations or gamma the scheduler set."""
-    lease = "task worker device number tau granted_at deadline"
-    return _shape(kind, f"{columns} {lease}"), _shape(kind, f"{columns} {lease} local_iterations gamma")
-
-
 LEASE_COLUMNS = 7
 """Of a lease whose local iterations and gamma the scheduler did not set."""
 _DECISION = "at t staleness outcome samples gradients decision"
 
 _PLAIN: dict[type[Event], RowShape] = {
-    messages.VersionPublished: _shape("published", "at t"),
-    messages.HeartbeatArrived: _shape("heartbeat", "at task worker"),
-    messages.RequestEnded: _shape("request_ended", "at worker"),
-    messages.FleetJoined: _shape("fleet_joined", "at detail"),
-    messages.BadUpdateArrived: _shape("bad_update", "at task worker detail"),
-    messages.ServerRestarted: _shape("restarted", "at"),
-    messages.LossAccepted: _shape("loss_accepted", "at detail"),
-    messages.RunPaused: _shape("run_paused", "at"),
-    messages.RunResumed: _shape("run_resumed", "at"),
-    messages.RunExtended: _shape("extended", "at detail"),
-    messages.WorkerBarred: _shape("barred", "at worker detail"),
-    messages.WorkerReadmitted: _shape("readmitted", "at worker"),
-    messages.LeaseReturned: _shape("returned", "at worker task"),
-    messages.WorkerDeclared: _shape("declared", "at worker samples detail"),
-    messages.WorkerLeft: _shape("left", "at worker"),
+    messages.VersionPublished: shape_of("published", "at t"),
+    messages.HeartbeatArrived: shape_of("heartbeat", "at task worker"),
+    messages.RequestEnded: shape_of("request_ended", "at worker"),
+    messages.FleetJoined: shape_of("fleet_joined", "at detail"),
+    messages.BadUpdateArrived: shape_of("bad_update", "at task worker detail"),
+    messages.ServerRestarted: shape_of("restarted", "at"),
+    messages.LossAccepted: shape_of("loss_accepted", "at detail"),
+    messages.RunPaused: shape_of("run_paused", "at"),
+    messages.RunResumed: shape_of("run_resumed", "at"),
+    messages.RunExtended: shape_of("extended", "at detail"),
+    messages.WorkerBarred: shape_of("barred", "at worker detail"),
+    messages.WorkerReadmitted: shape_of("readmitted", "at worker"),
+    messages.LeaseReturned: shape_of("returned", "at worker task"),
+    messages.WorkerDeclared: shape_of("declared", "at worker samples detail"),
+    messages.WorkerLeft: shape_of("left", "at worker"),
 }
 """Events whose attributes are columns of the same names; `detail` holds the others."""
 _PLAIN_VERBOSE: dict[type[Event], RowShape] = {
-    messages.TaskRequested: _shape("requested", "at worker"),
-    messages.TimePassed: _shape("time_passed", "at"),
+    messages.TaskRequested: shape_of("requested", "at worker"),
+    messages.TimePassed: shape_of("time_passed", "at"),
 }
-_JOINED = _shape("joined", "at worker device detail")
-_ARRIVED = _shape("arrived", "at task worker samples gradients finite")
-_DESCRIBED = _shape("arrived", "at task worker samples gradients finite distance detail")
-_QUARANTINED = _shape("quarantined", "at worker detail")
-_MIXED = _shape("mixed", "at decision")
-_EVALUATED = _shape("evaluated", "at t detail")
-_LEASED = _shapes("leased", "at asked_at")
-_LEASED_AGAIN = _shapes("leased", "at")
-_RELEASED = _shapes("released", "at detail")
-_HEARD_AGAIN = _shapes("heard_again", "at detail")
-_REFUSED = _shapes("decided", _DECISION)
-_APPLIED = _shapes("decided", f"{_DECISION} keep new base publish")
-_LOST = _shape("lost", "at task decision")
-_TASK_ACCEPTED = _shape("task_accepted", "at t detail")
-_FINISHED = _shape("finished", "at detail")
-_GROUP_CLOSED = _shape("group_closed", "at t")
-_TRUNCATED = _shape("truncated", "at detail")
-_FORKED = _shape("forked", "at detail")
+_JOINED = shape_of("joined", "at worker device detail")
+_ARRIVED = shape_of("arrived", "at task worker samples gradients finite")
+_DESCRIBED = shape_of("arrived", "at task worker samples gradients finite distance detail")
+_QUARANTINED = shape_of("quarantined", "at worker detail")
+_MIXED = shape_of("mixed", "at decision")
+_EVALUATED = shape_of("evaluated", "at t detail")
+_LEASED = lease_shapes("leased", "at asked_at")
+_LEASED_AGAIN = lease_shapes("leased", "at")
+_RELEASED = lease_shapes("released", "at detail")
+_HEARD_AGAIN = lease_shapes("heard_again", "at detail")
+_REFUSED = lease_shapes("decided", _DECISION)
+_APPLIED = lease_shapes("decided", f"{_DECISION} keep new base publish")
+_STEPPED = lease_shapes("decided", f"{_DECISION} keep new base publish detail")
+_LOST = shape_of("lost", "at task decision")
+_TASK_ACCEPTED = shape_of("task_accepted", "at t detail")
+_FINISHED = shape_of("finished", "at detail")
+_GROUP_CLOSED = shape_of("group_closed", "at t")
+_GROUP_FINISHED = shape_of("group_closed", "at t detail")
+_TRUNCATED = shape_of("truncated", "at detail")
+_FORKED = shape_of("forked", "at detail")
 _ANSWERED = {
-    Outcome.BUSY.value: _shape("busy", "at task worker outcome"),
-    Outcome.UNKNOWN_TASK.value: _shape("unknown", "at task worker outcome"),
-    Outcome.NOT_YOURS.value: _shape("not_yours", "at task worker outcome"),
+    Outcome.BUSY.value: shape_of("busy", "at task worker outcome"),
+    Outcome.UNKNOWN_TASK.value: shape_of("unknown", "at task worker outcome"),
+    Outcome.NOT_YOURS.value: shape_of("not_yours", "at task worker outcome"),
 }
-_REPEATED = _shape("repeated", "at task worker outcome")
+_REPEATED = shape_of("repeated", "at task worker outcome")
 
 ToRow = Callable[[Any], NewRow]
 AnswerToRow = Callable[[Any, float], NewRow]
@@ -176,7 +147,8 @@ def _joined(event: messages.WorkerJoined) -> NewRow:
 def _arrived(event: UpdateArrived) -> NewRow:
     samples, gradients = int(event.samples), int(event.gradients)
     values = (event.at, event.task, event.worker, samples, gradients, 1 if event.finite else 0)
-    if event.distance is None and not event.digest and not event.base_gone and event.spent is None is event.largest:
+    described = event.digest or event.base_gone or event.dots is not None
+    if event.distance is None and not described and event.spent is None is event.largest:
         return NewRow(_ARRIVED, values)
     distance = None if event.distance is None else float(event.distance)
     facts: dict[str, object] = {"distance": "nan"} if distance is not None and isnan(distance) else {}
@@ -184,6 +156,7 @@ def _arrived(event: UpdateArrived) -> NewRow:
     facts |= {"base_gone": True} if event.base_gone else {}
     facts |= {"spent": event.spent} if event.spent is not None else {}
     facts |= {"largest": float(event.largest)} if event.largest is not None else {}
+    facts |= {"dots": {name: number(value) for name, value in event.dots.items()}} if event.dots is not None else {}
     return NewRow(_DESCRIBED, (*values, distance, _detail(**facts) if facts else None))
 
 
@@ -223,7 +196,15 @@ def _answered(command: messages.AnswerPush, at: float) -> NewRow:
         return NewRow(_REFUSED[len(lease) > LEASE_COLUMNS], facts + lease)
     # + 0.0 makes 0.0 of -0.0, as SQLite does: the chain is over what it gives back
     coefficients = (float(mix.keep) + 0.0, float(mix.new) + 0.0, float(mix.base) + 0.0, 1 if mix.publish else 0)
-    return NewRow(_APPLIED[len(lease) > LEASE_COLUMNS], facts + coefficients + lease)
+    if isinstance(mix, Mix):
+        return NewRow(_APPLIED[len(lease) > LEASE_COLUMNS], facts + coefficients + lease)
+    return NewRow(_STEPPED[len(lease) > LEASE_COLUMNS], (*facts, *coefficients, detail_of(mix), *lease))
+
+
+def _group_closed(command: messages.PublishVersion, at: float) -> NewRow:
+    if not command.closing:
+        return NewRow(_GROUP_CLOSED, (at, command.t))
+    return NewRow(_GROUP_FINISHED, (at, command.t, detail_of_closing(command.closing)))
 
 
 def lost_row(at: float, task: int, decision: int) -> NewRow:
@@ -280,7 +261,7 @@ COMMANDS: dict[type[Command], AnswerToRow] = {
     messages.SendTask: _leased,
     messages.ReleaseTask: _released,
     messages.EndSilence: _heard_again,
-    messages.PublishVersion: lambda command, at: NewRow(_GROUP_CLOSED, (at, command.t)),
+    messages.PublishVersion: _group_closed,
     messages.Quarantine: lambda command, at: NewRow(_QUARANTINED, (at, command.worker, _detail(why=command.why))),
     messages.Finish: lambda command, at: NewRow(_FINISHED, (at, _detail(reason=command.reason))),
 }
@@ -334,7 +315,7 @@ def as_decision(row: Any) -> Decision:
     lease = as_lease(row)
     if row.keep is not None and None in (row.new, row.base):
         raise ValueError(f"row {row.sequence} lacks a coefficient of decision {row.decision}")
-    mix = None if row.keep is None else Mix(row.keep, row.new, row.base, bool(row.publish))
+    mix = None if row.keep is None else answer_in(row.keep, row.new, row.base, bool(row.publish), row.detail)
     outcome, facts = Outcome(row.outcome), (row.samples, row.gradients)
     return Decision(row.decision, row.at, lease, outcome, row.t, row.staleness, mix, *facts)
 
@@ -344,7 +325,11 @@ def as_arrival(row: Any) -> UpdateArrived:
     seen = (row.samples, row.gradients, bool(row.finite), row.distance)
     spent = messages.Spent(*detail["spent"]) if "spent" in detail else None
     named = (detail.get("digest", ""), detail.get("base_gone", False), spent, detail.get("largest"))
-    return UpdateArrived(row.at, row.worker, row.task, *seen, *named)
+    return UpdateArrived(row.at, row.worker, row.task, *seen, *named, _dots(detail))
+
+
+def _dots(detail: Mapping[str, Any]) -> dict[str, float] | None:
+    return {name: float(value) for name, value in detail["dots"].items()} if "dots" in detail else None
 
 
 def as_evaluation(row: Any) -> Evaluated:

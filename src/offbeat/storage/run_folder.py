@@ -6,6 +6,7 @@
     x.safetensors           the final model: the newest version, or the one that reached the target
     newest.safetensors      the newest version, where it is another one (simulated)
     best.safetensors        the best version by a metric, where that is kept
+    average.safetensors     the averaged model, where one is kept
     summary.json            written last: a folder with it is a finished run's
     *.png, *.svg            plots
 
@@ -32,7 +33,7 @@ from offbeat.storage.model_file import load_model, save_model
 SETTINGS, SUMMARY, LEDGER, LOCK = "settings.json", "summary.json", "ledger.sqlite", ".lock"
 CHECKPOINT, FINAL, X_0 = "checkpoint.safetensors", "x.safetensors", "x_0.safetensors"
 BEST, PICTURE = "best.safetensors", "run.svg"
-NEWEST = "newest.safetensors"
+NEWEST, AVERAGE = "newest.safetensors", "average.safetensors"
 SHOWN_MAX = 60
 """Characters of a setting's value that a message shows."""
 
@@ -124,13 +125,14 @@ class RunFolder:
         *,
         newest: Model | None = None,
         best: Model | None = None,
+        average: Model | None = None,
         tables: Sequence[str] = (),
         keep_checkpoint: bool = False,
     ) -> None:
         """The run is over: write the final model, then the summary that says so.
 
-        `newest` where the final model is an older version; `tables` are files that are there already, and are about
-        the same end.
+        `newest` where the final model is an older version; `average` is the averaged model; `tables` are files
+        that are there already, and are about the same end.
         """
         if self._lock is None:
             raise InvalidValue(f"{self.path} was opened for reading; only the process that began the run can finish it")
@@ -138,11 +140,14 @@ class RunFolder:
         if self._ledger is not None:
             self._ledger.flush()
         t = results.get("result_t", results.get("t"))
-        beside = [name for name, model in ((NEWEST, newest), (BEST, best)) if model is not None]
+        others = ((NEWEST, newest), (BEST, best), (AVERAGE, average))
+        beside = [name for name, model in others if model is not None]
         if newest is not None:
             save_model(self.path / NEWEST, newest, {"t": str(results["t"])})
         if best is not None:
             save_model(self.path / BEST, best, {"t": str(results["best_t"])})
+        if average is not None:
+            save_model(self.path / AVERAGE, average, {"t": str(results["average_t"])})
         save_model(self.path / FINAL, x, {} if t is None else {"t": str(t)})
         results["file_sha256"] = digest_of_file(self.path / FINAL)
         if tables or beside:
@@ -153,7 +158,7 @@ class RunFolder:
 
     def take_back_results(self) -> None:
         """The run goes on after its end: what was written about that end is removed, the summary first."""
-        for name in (SUMMARY, FINAL, NEWEST, PICTURE):
+        for name in (SUMMARY, FINAL, NEWEST, AVERAGE, PICTURE):
             (self.path / name).unlink(missing_ok=True)
         sync(self.path)
 
@@ -234,7 +239,7 @@ def _shown(value: object) -> str:
 
 def _leftovers(path: Path) -> list[str]:
     """Files that a process which died was still writing."""
-    ours = (SETTINGS, SUMMARY, LEDGER, CHECKPOINT, FINAL, NEWEST, BEST)
+    ours = (SETTINGS, SUMMARY, LEDGER, CHECKPOINT, FINAL, NEWEST, BEST, AVERAGE)
     return [entry.name for entry in path.iterdir() if any(is_leftover(entry.name, name) for name in ours)]
 
 

@@ -25,10 +25,6 @@ def leased(solver: Solver, gamma: float | None, local_iterations: int | None) ->
     return solver
 
 
-def size_of(*samples: Samples) -> int:
-    return sum(part.nbytes for pair in samples for part in pair)
-
-
 @dataclass
 class CarriedTask:
     layers: ChainLayers

@@ -63,6 +63,11 @@ class SamplePool:
         """Where a device's samples begin, and how many there are."""
         return self._places.get(device) or self._add(device)
 
+    def of(self, device: int) -> Samples:
+        begin, count = self.place(device)
+        inputs, targets = (array[begin : begin + count] for array in self.arrays)
+        return inputs, targets
+
     def begins(self, devices: Sequence[int]) -> list[int]:
         """Where the samples of these devices begin, all of them in the pool at the same time."""
         if len(self._places.keys() | devices) > self.devices_max:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from offbeat.core.layout import Model
 from offbeat.errors import InvalidValue
 from offbeat.task import Trained, Work
-from offbeat.train.carried import CARRIED_BYTES_MAX, SOLVERS_CACHED, CarriedTask, leased, size_of
+from offbeat.train.carried import CARRIED_BYTES_MAX, SOLVERS_CACHED, CarriedTask, leased
 from offbeat.train.compiled_chain import chain_of
 from offbeat.train.evaluation import (
     EVALUATION_BATCH,
@@ -82,7 +82,7 @@ class Task:
     data: (inputs, targets) of every device, as a list or as a function of the device's number.
     test: (inputs, targets) for evaluation; None where the server has none.
     held_out: likewise per device, as `data`: workers measure the model that they receive on it, for a server that has
-    no test data.
+    no test data; a simulated run measures its result on it, device by device.
     metrics: name -> function(output, target), per sample or a mean; by default accuracy where targets are classes.
     derived: name -> function of the means over all test data, such as the perplexity of the loss.
     evaluation_batch: samples that are evaluated at a time, in their order.
@@ -206,7 +206,7 @@ class Task:
 
     def train(self, model: Model, work: Work) -> Trained:
         """Solve the device's proximal problem from x_tau; leaves x_new in the model."""
-        received = self._received(model, work.device)
+        received = self.evaluate_on(model, work.device) if self.test is None else {}
         flat = self._flat
         flat.load(model)
         iterations, loss = self._solved(flat, self._leased(work), work, flat.parameters.clone())
@@ -225,8 +225,9 @@ class Task:
             except ValueError as error:
                 raise _explained(error, work.device, len(inputs)) from error
 
-    def _received(self, model: Model, device: int) -> dict[str, float]:
-        if self.held_out is None or self.test is not None:
+    def evaluate_on(self, model: Model, device: int) -> dict[str, float]:
+        """Loss and metrics on what a device holds out; empty where nothing is held out."""
+        if self.held_out is None or (not callable(self.held_out) and device >= len(self.held_out)):
             return {}
         data = self.held_out(device) if callable(self.held_out) else self.held_out[device]
         return self._measured(model, self._tensors(f"the held-out data of device {device}", data))
@@ -290,14 +291,13 @@ class Task:
         chain = self._chain
         if isinstance(chain, str) or (chain.test is None and self.test is not None):
             return None
-        if self.derived or self.held_out or self.warm_up or not all(map(chain.takes, range(devices))):
+        if self.derived or self.held_out or self.warm_up or devices > chain.pool.devices_max:
             return None
-        data, size = list[Samples](), 0
-        for device in range(devices):
-            data.append(self._samples(device))
-            size += size_of(data[-1])
-            if size > CARRIED_BYTES_MAX:
-                return None
+        if not all(map(chain.takes, range(devices))):
+            return None
+        data = [chain.pool.of(device) for device in range(devices)]
+        if sum(part.nbytes for samples in data for part in samples) > CARRIED_BYTES_MAX:
+            return None
         starts = {seed: self.initial(seed) for seed in seeds}
         names = getattr(self, "identity", ""), getattr(self, "known_as", ())
         return CarriedTask(chain.layers, self.solver, data, chain.test, starts, self.ordinary_iterations, *names)

@@ -4,6 +4,8 @@ Rules kept here:
 - It is on the worker's disk before the first byte of it is sent, and leaves it only when the server has acknowledged it
   or said that it never will.
 - An update that is on the disk at the start is pushed first; one of another run is dropped, and the log says so.
+- What a training brought for its device is committed when the answer says `applied`, the first time or again, and is
+  dropped with the update otherwise.
 - An update that is refused because of the worker that sends it stays: with another token it may be pushed yet.
 """
 
@@ -14,11 +16,13 @@ from typing import TypeVar
 from offbeat.core.layout import Model
 from offbeat.digests import SHA256
 from offbeat.errors import OffbeatError
-from offbeat.task import Trained
-from offbeat.worker.api_answers import Acknowledgement, Joined, RequestRefused
-from offbeat.worker.outbox import Finished, Journal, Outbox, OutboxFull
+from offbeat.task import DeviceState, Trained
+from offbeat.worker.api_answers import Acknowledgement, Joined, LeasedTask, RequestRefused
+from offbeat.worker.journal import Journal
+from offbeat.worker.outbox import Finished, Outbox, OutboxFull
 from offbeat.worker.retrying import RetryingClient, Say
 
+APPLIED = "applied"
 T = TypeVar("T")
 
 
@@ -32,9 +36,12 @@ class Delivery:
     def held(self) -> int | None:
         """The task whose finished update lies on the disk."""
         self.unsent = self._outbox.held()
+        self._tell_damages()
+        return None if self.unsent is None else self.unsent.task
+
+    def _tell_damages(self) -> None:
         while self._outbox.damages:
             self._say(self._outbox.damages.pop(0))
-        return None if self.unsent is None else self.unsent.task
 
     def push_held(self, joined: Joined) -> None:
         """Push the update that was on the disk when the worker joined."""
@@ -46,11 +53,30 @@ class Delivery:
             self._outbox.drop(held)
         self.unsent = None
 
-    def keep(self, run: str, task: int, model: Model, trained: Trained, download_s: float, train_s: float) -> Finished:
-        """Bring it to the disk, with a digest of the kind that the server takes."""
-        facts = (trained, download_s, train_s, self._server.client.digest_kind)
-        self.unsent = self._written(lambda: self._outbox.keep(run, task, model, *facts))
+    def keep(
+        self,
+        run: str,
+        lease: LeasedTask,
+        model: Model,
+        trained: Trained,
+        spent: tuple[float, float],
+        state: DeviceState | None,
+    ) -> Finished:
+        """Bring it to the disk, with a digest of the kind that the server takes.
+
+        `spent` are the seconds of the download and of the training; `state` is what the training brought.
+        """
+        facts = (trained, *spent, self._server.client.digest_kind)
+        self.unsent = self._written(
+            lambda: self._outbox.keep(run, lease.task, model, *facts, device=lease.device, state=state)
+        )
         return self.unsent
+
+    def state_of(self, run: str, device: int) -> DeviceState:
+        """What the device keeps from the updates that were applied."""
+        state = self._outbox.state_of(run, device)
+        self._tell_damages()
+        return state
 
     def push(self, finished: Finished, *, resume: bool = False) -> None:
         """Push until the server has it, or says that it never will."""
@@ -86,6 +112,8 @@ class Delivery:
         finished = self.unsent or finished
         self._say(f"pushed {finished.task}: {words}")
         self._written(lambda: self._journal.note(finished.run, finished.task, finished.digest, outcome, head))
+        if outcome == APPLIED:
+            self._written(lambda: self._outbox.commit(finished))
         self._outbox.drop(finished)
         self.unsent = self._server.task = None
         self._server.progress()

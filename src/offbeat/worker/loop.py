@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import isfinite
 from time import monotonic
-from typing import Any
 
 from offbeat.core.layout import Layout, Model
 from offbeat.core.model_base import base_of
 from offbeat.errors import InvalidValue, LayoutMismatch, OffbeatError
-from offbeat.task import Task, Trained, Work, samples_of, start_with_frozen
+from offbeat.task import DeviceState, Task, Trained, Work, keeps_state, samples_of, start_with_frozen, train_in_place
 from offbeat.worker.api_answers import Joined, LeasedTask, RequestRefused
 from offbeat.worker.api_client import ApiClient, OtherRun, OwnModel
 from offbeat.worker.delivery import Delivery
 from offbeat.worker.eligibility import Eligibility
 from offbeat.worker.heartbeat import Heartbeat
 from offbeat.worker.interrupts import Interrupts, Revoked, WorkerStopped
-from offbeat.worker.outbox import Journal, Outbox
+from offbeat.worker.journal import Journal
+from offbeat.worker.outbox import Outbox
 from offbeat.worker.retrying import Backoff, RetryingClient, Say, ServerLost
 from offbeat.worker.settings import WorkerSettings
 
@@ -183,7 +183,8 @@ class Worker:
                 model = self._server.client.pull(lease, layout, self._server.outages.wait)
                 self._server.outages.over()
                 pulled = monotonic()
-                trained = self._trained(task, model, lease)
+                state = self._delivery.state_of(run, lease.device) if keeps_state(task) else None
+                trained, brought = self._trained(task, model, lease, state)
                 spent = (pulled - began, monotonic() - pulled)
         except Revoked:
             self.say(f"task {lease.task} is not wanted any more")
@@ -199,18 +200,21 @@ class Worker:
             self._failed(lease.task, error)
         else:
             self._failures = 0
-            self._delivery.push(self._delivery.keep(run, lease.task, model, trained, *spent))
+            self._delivery.push(self._delivery.keep(run, lease, model, trained, spent, brought))
 
-    def _trained(self, task: Task, model: Model, lease: LeasedTask) -> Trained:
+    def _trained(
+        self, task: Task, model: Model, lease: LeasedTask, state: DeviceState | None
+    ) -> tuple[Trained, DeviceState | None]:
         """Train the pulled model in its place: it is the only copy."""
         work = Work(lease.device, lease.number, lease.seed, lease.local_iterations, lease.gamma)
         began = monotonic()
-        trained = self._as_declared(_checked(task.train(model, work)))
+        reported, brought = train_in_place(task, model, work, state)
+        trained = self._as_declared(_checked(reported))
         if (left := self.settings.at_least_s - (monotonic() - began)) > 0:
             self.interrupts.wait(left)
         took = f"{trained.gradients} gradients in {monotonic() - began:.1f} s"
         self.say(f"task {lease.task} on version {lease.tau}: trained {took}")
-        return trained
+        return trained, brought
 
     def _as_declared(self, trained: Trained) -> Trained:
         """The number of samples is the same in every push, whatever the task counts meanwhile."""
@@ -247,10 +251,8 @@ class Worker:
         self.say("stopped" if unsent is None else f"stopped; the update of task {unsent.task} is pushed next time")
 
 
-def _checked(trained: Any) -> Trained:
+def _checked(trained: Trained) -> Trained:
     """What a task reports, if it can be sent; metrics that are not finite are left out."""
-    if not isinstance(trained, Trained):
-        raise InvalidValue(f"`train` must return offbeat.Trained(samples, gradients), not {trained!r}")
     samples, gradients = int(trained.samples), int(trained.gradients)
     if samples < 1 or gradients < 0:
         raise InvalidValue(f"`train` returned {trained!r}; samples must be >= 1 and gradients >= 0")

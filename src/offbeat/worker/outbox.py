@@ -1,9 +1,12 @@
-"""Owns what a worker must not lose: its finished update until the server has it, its name, its journal.
+"""Owns what a worker must not lose: its finished update until the server has it, its device's state, its name.
 
 Rules kept here:
 - An update is two files: the vector, `RUN-TASK.safetensors`, and then its record, `RUN-TASK.json`. Each is written
   aside, brought to the disk, renamed; without its record a vector is nothing. When an update goes, its record goes
   first.
+- Where the task keeps state, what the training brought is on the disk before the record, which tells its number. When
+  the server has applied the update, the state is committed before the record goes: a worker that dies in between is
+  told the same answer again.
 - Only the newest update is kept: the one before it goes when the newest is on the disk, not earlier.
 - An update on the disk counts only if its size and its digest are right. Otherwise it is removed, and the log says why.
 - One worker per folder. A folder of something else is refused, because files are removed here.
@@ -27,19 +30,17 @@ from offbeat.errors import InvalidValue, OffbeatError
 from offbeat.storage.disk import Bytes, Disk, cannot_write
 from offbeat.storage.json_file import plain
 from offbeat.storage.lock import Lock
-from offbeat.task import Trained
+from offbeat.task import DeviceState, Trained
 from offbeat.wire import body_of, header_of
+from offbeat.worker.kept_states import BROUGHT, COMMITTED, KeptStates
 
 LOCK, IDENTITY = "worker.lock", "worker.json"
 VECTOR, RECORD = ".safetensors", ".json"
 RUN = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
-OURS = re.compile(rf"{RUN}-\d+\.(safetensors|json)(\.\d+\.aside)?|worker\.json\.\d+\.aside")
+OURS = re.compile(rf"{RUN}-\d+\.(safetensors|json|brought)(\.\d+\.aside)?|worker\.json\.\d+\.aside")
 """The files that may be removed."""
 NAME_MAX = 100
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-HALF_MAX = 1 << 16
-"""Bytes at the end of a journal in which its last whole line must end."""
-LINE = b'{"run": '
 PIECE = 1 << 20
 """Bytes that are hashed and then written, while they are in the processor's cache."""
 
@@ -66,6 +67,9 @@ class Finished:
     """The fingerprint of the model's layout."""
     download_s: float = 0.0
     train_s: float = 0.0
+    device: int = 0
+    state: int | None = None
+    """The number of the state that the training brought, where the task keeps state."""
 
     @property
     def record(self) -> Path:
@@ -92,7 +96,8 @@ class Outbox:
         self.path, self.disk = folder, disk or Disk()
         self.damages: list[str] = []
         """Damaged files that were found, one line each, for the log."""
-        with _writing(folder):
+        self._states = KeptStates(folder, self.disk)
+        with writing(folder):
             _make(folder, self.disk)
         with ExitStack() as held:
             held.callback(_taken(folder).release)
@@ -120,10 +125,13 @@ class Outbox:
         download_s: float = 0.0,
         train_s: float = 0.0,
         kind: str = SHA256,
+        *,
+        device: int = 0,
+        state: DeviceState | None = None,
     ) -> Finished:
         """Bring an update to the disk, where it stays until it is dropped or a newer one is kept.
 
-        `kind` is that of the digest with which it will be sent.
+        `kind` is that of the digest with which it will be sent, `state` what its training brought for the device.
         """
         path = self._vector(run, task)
         before = self._records()
@@ -131,10 +139,12 @@ class Outbox:
             self.drop(before.pop(path)[1])
         order = 1 + max((order for order, _ in before.values()), default=0)
         try:
-            with _writing(path):
+            with writing(path):
                 digest, size = self._write(path, model, kind)
+                if state is not None:
+                    self._states.write_brought(path, state)
                 facts = (digest, size, *trained, model.layout.fingerprint, download_s, train_s)
-                finished = Finished(path, run, task, *facts)
+                finished = Finished(path, run, task, *facts, device, None if state is None else state.number)
                 self._write_record(finished, order)
         except BaseException:
             self._forget(path)
@@ -145,7 +155,7 @@ class Outbox:
 
     def redigested(self, finished: Finished, kind: str) -> Finished:
         """The same update with a digest of another kind, on the disk as well."""
-        with _writing(finished.record):
+        with writing(finished.record):
             order = self._records()[finished.path][0]
             again = replace(finished, digest=digest_of_file(finished.path, kind))
             self._write_record(again, order)
@@ -154,9 +164,9 @@ class Outbox:
     def held(self) -> Finished | None:
         """The update that the server has not acknowledged, if there is one; leftovers are removed."""
         found = sorted(self._records().values(), key=lambda record: record[0], reverse=True)
-        whole = next((finished for _, finished in found if self._is_whole(finished)), None)
-        stay = {whole.path, whole.record} if whole else set()
-        with _writing(self.path):
+        whole = next((one for _, one in found if self._is_whole(one) and self._state_is_whole(one)), None)
+        stay = {whole.path, whole.record, whole.path.with_suffix(BROUGHT)} if whole else set()
+        with writing(self.path):
             gone = [file for file in self._ours() if file not in stay]
             for file in sorted(gone, key=lambda file: file.suffix != RECORD):
                 self.disk.remove(file)
@@ -165,8 +175,31 @@ class Outbox:
 
     def drop(self, finished: Finished) -> None:
         """Remove an update that the server has or does not want; after this it never comes back."""
-        with _writing(finished.path):
+        with writing(finished.path):
             self._remove(finished.path)
+
+    def state_of(self, run: str, device: int) -> DeviceState:
+        """What the device keeps from its last update that was applied; a damaged state is lost, and that is said."""
+        path = self._file(run, device, COMMITTED)
+        try:
+            return self._states.of(path)
+        except InvalidValue as error:
+            self._damaged(path, f"is damaged and was removed: the device keeps nothing any more ({error})")
+        except OSError as error:
+            raise _cannot_read(path, error) from error
+        with writing(path):
+            self.disk.remove(path)
+        return DeviceState()
+
+    def commit(self, finished: Finished) -> None:
+        """The server has applied this update: what its training brought is the device's state from now on.
+
+        A second time changes nothing.
+        """
+        if finished.state is None or self.state_of(finished.run, finished.device).number >= finished.state:
+            return
+        with writing(finished.path):
+            self._states.commit(finished.path, self._file(finished.run, finished.device, COMMITTED))
 
     def _write(self, path: Path, model: Model, kind: str) -> tuple[str, int]:
         """In one pass; its name reaches the disk together with that of its record, which is nothing without it."""
@@ -191,25 +224,29 @@ class Outbox:
         self.disk.remove(vector.with_suffix(RECORD))
         self.disk.sync_folder(self.path)
         self.disk.remove(vector)
+        self.disk.remove(vector.with_suffix(BROUGHT))
 
     def _forget(self, vector: Path) -> None:
         """Remove it, but not durably: one that comes back is not the newest, and `held` removes it."""
-        for file in (vector.with_suffix(RECORD), vector):
+        for file in (vector.with_suffix(RECORD), vector, vector.with_suffix(BROUGHT)):
             with suppress(OSError):
                 self.disk.remove(file)
 
     def _vector(self, run: str, task: int) -> Path:
+        return self._file(run, task, VECTOR)
+
+    def _file(self, run: str, task: int, suffix: str) -> Path:
         if not re.fullmatch(RUN, run) or task < 0:
             raise InvalidValue(
                 f"run {run!r}, task {task} cannot name a file: a run has 1..100 of A-Z a-z 0-9 _ . - and begins with "
                 "none of . -; a task is a whole number >= 0"
             )
-        return self.path / f"{run}-{task}{VECTOR}"
+        return self.path / f"{run}-{task}{suffix}"
 
     # --- what is there -----------------------------------------------------------------------------------------------
 
     def _ours(self) -> list[Path]:
-        with _writing(self.path):
+        with writing(self.path):
             return [file for file in self.path.iterdir() if OURS.fullmatch(file.name)]
 
     def _records(self) -> dict[Path, tuple[int, Finished]]:
@@ -245,6 +282,17 @@ class Outbox:
             raise _cannot_read(finished.path, error) from error
         return True
 
+    def _state_is_whole(self, finished: Finished) -> bool:
+        """Is the state that came with it there, or is it the device's already?"""
+        if finished.state is None or self.state_of(finished.run, finished.device).number >= finished.state:
+            return True
+        try:
+            return self._states.brought(finished.path).number == finished.state
+        except (InvalidValue, FileNotFoundError) as error:
+            return self._damaged(finished.path, f"was removed, for the state that came with it is damaged: {error}")
+        except OSError as error:
+            raise _cannot_read(finished.path.with_suffix(BROUGHT), error) from error
+
     def _damaged(self, file: Path, why: str) -> bool:
         self.damages.append(f"{file} {why}")
         return False
@@ -259,7 +307,7 @@ class Outbox:
         known = self._known(file)
         name = _checked(given) if given is not None else known or _new_name()
         if name != known:
-            with _writing(file):
+            with writing(file):
                 self.disk.write_whole(file, [json.dumps({"name": name}).encode()])
         return name
 
@@ -271,58 +319,12 @@ class Outbox:
             return None
 
 
-class Journal:
-    """The updates that the server decided on, one line of JSON each; for one worker. Without a path, nothing."""
-
-    def __init__(self, path: Path | None, disk: Disk | None = None) -> None:
-        """Half a line at the end, which a power cut leaves, is cut off."""
-        self.path, self.disk = path, disk or Disk()
-        self._held = ExitStack()
-        if path is None:
-            return
-        with _writing(path), ExitStack() as held:
-            held.callback(Lock.take(path.with_name(f"{path.name}.lock")).release)
-            if not path.exists():
-                self.disk.create(path).close()
-                self.disk.sync_folder(path.parent)
-            self._size = _whole_lines(path)
-            with self.disk.extend(path, self._size) as output:
-                output.sync()
-            self._held = held.pop_all()
-
-    def note(self, run: str, task: int, digest: str, outcome: str, head: str = "") -> None:
-        """Add a line: when this returns it is on the disk. `head` is that of the server's ledger, where it told it."""
-        if self.path is None:
-            return
-        facts = {"run": run, "task": task, "digest": digest, "outcome": outcome} | ({"head": head} if head else {})
-        line = json.dumps(facts).encode() + b"\n"
-        with _writing(self.path), self.disk.extend(self.path, self._size) as output:  # cuts off what failed before
-            output.write(line)
-            output.sync()
-        self._size += len(line)
-
-    def close(self) -> None:
-        self._held.close()
-
-
-def _whole_lines(path: Path) -> int:
-    """How many bytes of a journal are whole lines; a file that is no journal is refused, not cut."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - HALF_MAX))
-        end = file.read()
-    half = end[end.rfind(b"\n") + 1 :]
-    begun = half.rstrip(b"\0")[: len(LINE)]  # some file systems leave zeros where contents did not reach the disk
-    if not LINE.startswith(begun):
-        raise InvalidValue(f"{path} does not end as a journal does; give the path of a journal, or of a new file")
-    return size - len(half)
-
-
 # --- files and names -------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
+    """What the disk refuses is said in one line; `OutboxFull` where there is no room."""
     try:
         yield
     except OSError as error:
@@ -354,7 +356,7 @@ def _make(folder: Path, disk: Disk) -> None:
 
 def _taken(folder: Path) -> Lock:
     try:
-        with _writing(folder):
+        with writing(folder):
             return Lock.take(folder / LOCK)
     except InvalidValue as error:
         raise InvalidValue(f"{error}: every worker needs its own, give it with --dir") from None

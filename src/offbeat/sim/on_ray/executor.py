@@ -15,7 +15,7 @@ from offbeat.sim.on_ray.cluster import Cluster, installed
 from offbeat.sim.on_ray.on_node import TaskParcel, packages, train_many
 from offbeat.sim.on_ray.remote_jobs import RemoteJob, RemoteJobs
 from offbeat.sim.on_ray.task_files import travelling
-from offbeat.task import Task, Trained, Update, Work, evaluate
+from offbeat.task import DeviceState, Task, Trained, Update, Work, evaluate
 
 AT_ONCE_MAX = 4096
 
@@ -52,9 +52,9 @@ class Ray:
         """The name of `batched` that spreads over this."""
         return f"{self.name}+batched"
 
-    def submit(self, x_tau: Model, work: Work) -> Job:
-        job = Job(x_tau, work)
-        self._jobs[job] = self._remote_jobs(x_tau.layout).add(TaskHost.train, [x_tau], work)
+    def submit(self, x_tau: Model, work: Work, state: DeviceState | None = None) -> Job:
+        job = Job(x_tau, work, state)
+        self._jobs[job] = self._remote_jobs(x_tau.layout).add(TaskHost.train, [x_tau], work, state)
         return job
 
     def measure(self, x: Model) -> PendingEvaluation:
@@ -71,7 +71,8 @@ class Ray:
             if isinstance(job, PendingEvaluation):
                 job.metrics = answer
             else:
-                job.update = Update(_own(job.x_tau.layout, answer[0]), job.work, answer[1])
+                x_new, trained, brought = answer
+                job.update = Update(_own(job.x_tau.layout, x_new), job.work, trained, brought)
 
     def train_many(self, jobs: Sequence[tuple[Model, Work]]) -> tuple[list[tuple[Model, Trained]], int]:
         """Trainings of a task that can batch them, an equal part in each process; as its own `train_many`."""

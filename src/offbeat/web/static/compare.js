@@ -2,12 +2,10 @@
 
 import { twin } from "./api.js";
 import { chart, draw, empty, forget } from "./charts.js";
-import { chosen, drawing, metricsOf, switches } from "./curves.js";
+import { chosen, drawing, keyOf, metricsOf, switches } from "./curves.js";
 import { card, fill, h, table } from "./elements.js";
 import { at } from "./root.js";
 import { number } from "./words.js";
-
-const SERIES = 8; // colours; further curves are dashed
 
 export const compare = {
   name: "Compare",
@@ -55,7 +53,7 @@ export const compare = {
         fill(controls, switches(choice, metrics, page.search));
         fill(
           legend,
-          all.map(([name], i) => keyOf(name, i)),
+          all.map(([name], i) => keyOf(linkTo(name), i)),
         );
         if (choice.metric) draw(curves, drawing(all, choice));
         else empty(curves, "Nothing has been evaluated in these runs.");
@@ -68,15 +66,7 @@ export const compare = {
   },
 };
 
-function keyOf(name, i) {
-  const line = { class: "key line", "aria-hidden": "true", data: { series: (i % SERIES) + 1, again: i >= SERIES } };
-  return h(
-    "li",
-    {},
-    h("span", line),
-    h("a", { href: at(`/runs/${encodeURIComponent(name)}/`), data: { key: name } }, name),
-  );
-}
+const linkTo = (name) => h("a", { href: at(`/runs/${encodeURIComponent(name)}/`), data: { key: name } }, name);
 
 function boxOf(name, checked, choose) {
   const on = { change: (event) => choose(name, event.target.checked) };

@@ -1,8 +1,8 @@
 // Owns curves of metrics: what they are drawn against, and how. Used by the overview and by comparisons.
 
 import { safe } from "./charts.js";
-import { segments } from "./elements.js";
-import { count, duration, number, plain, unit } from "./words.js";
+import { h, segments } from "./elements.js";
+import { AVERAGED, count, duration, number, plain, unit } from "./words.js";
 
 const AXES = {
   epochs: { label: "Epochs", of: (point) => point.t, say: (point) => `epoch ${number(point.t)}` },
@@ -10,6 +10,7 @@ const AXES = {
   time: { label: "Time", of: (point) => point.at_s, say: (point) => duration(point.at_s) },
 };
 const MARKED_MAX = 30; // with fewer points than this, each is marked
+const SERIES = 8; // colours; further curves are dashed
 const ONCE = { name: "", seconds: 1 };
 
 /** Which axis and metric the address asks for. */
@@ -33,6 +34,23 @@ export function switches({ axis, metric }, metrics, search) {
     metrics.length > 1 && segments("Metric", "metric", named, metric, (name) => search({ metric: name })),
     segments("Against", "x", axes, axis, (name) => search({ x: name === "epochs" ? null : name })),
   ];
+}
+
+/** A run's curve of a metric and, where there is one, that of its averaged model. */
+export function withAverage(name, points, metric) {
+  const mean = `${metric}${AVERAGED}`;
+  if (!points.some((point) => mean in point.metrics)) return [[name, points]];
+  const averaged = points.map((point) => ({ ...point, metrics: { [metric]: point.metrics[mean] } }));
+  return [
+    ["newest version", points],
+    ["averaged model", averaged],
+  ];
+}
+
+/** A line of a legend; `said` is the curve's name, or a link. */
+export function keyOf(said, i) {
+  const line = { class: "key line", "aria-hidden": "true", data: { series: (i % SERIES) + 1, again: i >= SERIES } };
+  return h("li", {}, h("span", line), said);
 }
 
 /** What is to be drawn: `curves` is [[name, points], ...]. */

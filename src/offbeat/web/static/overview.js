@@ -2,9 +2,9 @@
 
 import { order } from "./api.js";
 import { chart, draw, empty, forget } from "./charts.js";
-import { chosen, drawing, metricsOf, switches } from "./curves.js";
+import { chosen, drawing, keyOf, metricsOf, switches, withAverage } from "./curves.js";
 import { card, fill, h, shown } from "./elements.js";
-import { about, count, duration, number, OUTCOMES, plain, total } from "./words.js";
+import { AVERAGED, about, count, duration, number, OUTCOMES, plain, total } from "./words.js";
 
 const LEVELS = { good: "OK", warning: "Warning", bad: "Problem" };
 
@@ -18,12 +18,13 @@ export const overview = {
     const [tiles, more] = [h("dl", { class: "tiles" }), h("dl", { class: "pairs" })];
     const [controls, refused] = [h("div", { class: "controls" }), h("div", { class: "stack" })];
     const curve = chart("Metric curve", 340);
+    const legend = h("ul", { class: "legend", "aria-label": "Models in the chart" });
     const trouble = h("div", { role: "alert" });
     const aside = [card("so-far", "So far", more), card("refused", "Refused updates", refused)];
     main.replaceChildren(
       h("div", { class: "head" }, heading, facts),
       ...[trouble, health, tiles],
-      h("div", { class: "columns" }, card("curve", "Curve", controls, curve), h("div", { class: "stack" }, ...aside)),
+      h("div", { class: "columns" }, card("curve", "Curve", controls, legend, curve), h("div", { class: "stack" }, ...aside)),
     );
     let before = "";
     const admin = page.session.role === "admin" && Boolean(page.session.csrf) && !page.ui;
@@ -42,7 +43,8 @@ export const overview = {
       show(data) {
         page.tell(data.run);
         page.title(`Epoch ${number(data.t)}${data.epochs === null ? "" : ` of ${number(data.epochs)}`}`);
-        const metrics = metricsOf([[...data.curve, { metrics: data.metrics }]]);
+        const all = metricsOf([[...data.curve, { metrics: data.metrics }]]);
+        const metrics = all.filter((name) => !isOfAverage(name, all));
         const choice = chosen(page.query, metrics);
         heading.textContent = data.run.task ?? data.run.name;
         fill(facts, [...described(data.run, data.paused), admin && buttonOf(data, act)]);
@@ -53,7 +55,9 @@ export const overview = {
         const now = JSON.stringify([choice, metrics]);
         if (now !== before) fill(controls, choice.metric && switches(choice, metrics, page.search));
         before = now;
-        if (choice.metric && data.curve.length) draw(curve, drawing([[data.run.name, data.curve]], choice));
+        const curves = withAverage(data.run.name, data.curve, choice.metric);
+        fill(legend, curves.length > 1 && curves.map(([name], i) => keyOf(name, i)));
+        if (choice.metric && data.curve.length) draw(curve, drawing(curves, choice));
         else empty(curve, "Nothing has been evaluated yet.");
       },
       leave: () => forget(main),
@@ -131,12 +135,17 @@ function ending({ run, eta_s: eta, at_s: at }) {
   return [eta === null ? "not known; so far " : "at this rate; so far ", taken];
 }
 
+const isOfAverage = (name, names) => name.endsWith(AVERAGED) && names.includes(name.slice(0, -AVERAGED.length));
+
 function pairsOf(data, metric) {
   const pair = (label, name, value, text) =>
     h("div", {}, h("dt", {}, label), h("dd", {}, shown(name, value, text(value))));
+  const names = Object.keys(data.metrics);
+  const label = (name) =>
+    isOfAverage(name, names) ? `${plain(name.slice(0, -AVERAGED.length))}, averaged model` : plain(name);
   const others = Object.entries(data.metrics).filter(([name]) => name !== metric);
   return [
-    ...others.map(([name, value]) => pair(plain(name), `metrics.${name}`, value, number)),
+    ...others.map(([name, value]) => pair(label(name), `metrics.${name}`, value, number)),
     pair("updates mixed", "applied", data.applied, number),
     pair("gradients", "gradients", data.gradients, number),
     pair("staleness, mean", "staleness_mean", data.staleness_mean, about),

@@ -48,6 +48,9 @@ export const count = (value, noun) => `${number(value)} ${noun}${value === 1 ? "
 /** too_stale: too stale. */
 export const plain = (word) => String(word).replaceAll("_", " ");
 
+/** What the metrics of the averaged model end in. */
+export const AVERAGED = "_average";
+
 export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 /** What an outcome means, for those who see it for the first time. */
